@@ -1,0 +1,4 @@
+from hisparse.cpu.absent import Absent
+
+HTML = Absent("IPython.display.HTML")
+display = Absent("IPython.display.display")
