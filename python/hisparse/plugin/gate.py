@@ -1,0 +1,67 @@
+"""The version gate. SGLang only logs a plug-in that fails and a hook whose target is gone; serving without the hooks
+would silently mean another product, so we look first and stop the server with one sentence."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import pkgutil
+import sys
+from collections.abc import Sequence
+from types import TracebackType
+
+from hisparse.config import HiSparseError
+
+SUPPORTED_SGLANG = "0.5.17"
+
+
+def problems() -> list[str]:
+    """What keeps the hooks from fitting, a sentence each; empty when everything fits."""
+    try:
+        version = importlib.metadata.version("sglang")
+    except importlib.metadata.PackageNotFoundError:
+        return [f"SGLang is not installed; this version of HiSparse needs sglang=={SUPPORTED_SGLANG}."]
+    if version != SUPPORTED_SGLANG:
+        return [f"SGLang {version} is installed but this version of HiSparse supports sglang=={SUPPORTED_SGLANG} only."]
+    from hisparse.plugin.hooks import HOOKS
+
+    return [f"SGLang {version} has no {row.target} ({row.why})." for row in HOOKS if not target_exists(row.target)]
+
+
+def target_exists(target: str) -> bool:
+    try:
+        pkgutil.resolve_name(target)
+    except (ImportError, AttributeError):
+        return False
+    return True
+
+
+def refuse(sentences: Sequence[str]) -> None:
+    """Stop a server that asks for HiSparse; leave one that does not alone.
+
+    On the command line the flag can be seen here. Elsewhere (an `Engine`) it is known when the server arguments are
+    made, so that is where a hook refuses; if even that place is gone, everything stops.
+    """
+    message = "HiSparse cannot run: " + " ".join(sentences)
+    guard = "sglang.srt.server_args.ServerArgs.__post_init__"
+    if "--enable-hisparse" in sys.argv or not target_exists(guard):
+        raise SystemExit(message)
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    def refuse_if_asked_for(server_args: object) -> None:
+        if getattr(server_args, "enable_hisparse", False):
+            raise HiSparseError(message)
+
+    HookRegistry.register(guard, refuse_if_asked_for, HookType.BEFORE)
+
+
+def report_errors_in_one_sentence() -> None:
+    """Print a `HiSparseError` that nobody caught as its sentence, without the traceback. Exit status stays 1."""
+    previous = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
+        if isinstance(error, HiSparseError):
+            print(f"hisparse: error: {error}", file=sys.stderr)
+        else:
+            previous(kind, error, traceback)
+
+    sys.excepthook = hook

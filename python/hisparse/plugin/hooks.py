@@ -1,0 +1,149 @@
+"""Every place where SGLang's behaviour changes when HiSparse is on. Without --enable-hisparse each does nothing.
+
+SGLang's own HiSparse hides behind two tests: `server_args.enable_hisparse` (allocator, scheduler staging, skipped leak
+check) and `model_runner.hisparse_coordinator is not None` (decode calls the coordinator's swap-in, prefill stays
+sparse, graphs know the batch size). We want the second and not the first: the flag is cleared, the coordinator set.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hisparse.hook_row import HookRow
+
+
+def _resolve_server_args(original: Any, server_args: Any, *args: Any, **kwargs: Any) -> None:
+    from hisparse.plugin.server_args import resolve_server_args
+
+    resolve_server_args(lambda: original(server_args, *args, **kwargs), server_args)
+
+
+def _create_pool_configurator(original: Any, configurator: Any) -> Any:
+    from hisparse.plugin.server_args import active_config
+
+    if active_config(configurator.server_args) is None:
+        return original(configurator)
+    from hisparse.plugin.sizing import HiSparsePoolConfigurator
+
+    return HiSparsePoolConfigurator(configurator)
+
+
+def _resolve_max_num_reqs(original: Any, configurator: Any, *args: Any, **kwargs: Any) -> int:
+    requests = original(configurator, *args, **kwargs)
+    from hisparse.plugin.sizing import planned_budget
+
+    budget = planned_budget(configurator)
+    return requests if budget is None else min(requests, budget.regions - 1)
+
+
+def _build_kv_pool(original: Any, configurator: Any, *args: Any, **kwargs: Any) -> Any:
+    from hisparse.plugin.server_args import active_config
+
+    if active_config(configurator.server_args) is None:
+        return original(configurator, *args, **kwargs)
+    from sglang.srt.mem_cache import kv_cache_configurator as module
+
+    from hisparse.plugin.kv_pool import HiSparseNSATokenToKVPool
+
+    # The factory names the class through its module; swapping the name keeps its long argument list SGLang's.
+    stock, module.DSATokenToKVPool = module.DSATokenToKVPool, HiSparseNSATokenToKVPool
+    try:
+        return original(configurator, *args, **kwargs)
+    finally:
+        module.DSATokenToKVPool = stock
+
+
+def _init_coordinator(original: Any, model_runner: Any) -> None:
+    from hisparse.plugin.server_args import active_config
+
+    if active_config(model_runner.server_args) is None:
+        original(model_runner)
+        return
+    from hisparse.plugin.runner import attach_coordinator
+
+    attach_coordinator(model_runner)
+
+
+def _build_attention_backend(original: Any, **kwargs: Any) -> Any:
+    runner = kwargs["model_runner"]
+    if kwargs["backend_str"] not in ("dsa", "nsa") or active_coordinator(runner) is None:
+        return original(**kwargs)
+    from hisparse.plugin.attention_backend import HiSparseAttentionBackend
+
+    runner.init_new_workspace = kwargs["init_new_workspace"]
+    return HiSparseAttentionBackend(runner)
+
+
+def _check_when_idle(scheduler: Any) -> None:
+    coordinator = active_coordinator(scheduler.tp_worker.model_runner)
+    if coordinator is not None and coordinator.debug:
+        coordinator.check()
+
+
+def _report_state(result: Any, scheduler: Any, *args: Any, **kwargs: Any) -> Any:
+    from hisparse.plugin.runner import report_state
+
+    coordinator = active_coordinator(scheduler.tp_worker.model_runner)
+    if coordinator is not None:
+        result.internal_state["hisparse"] = report_state(scheduler.tp_worker.model_runner)
+    return result
+
+
+def active_coordinator(model_runner: Any) -> Any:
+    """Our coordinator of a model runner, or None."""
+    from hisparse.coordinator import HiSparseCoordinator
+
+    coordinator = getattr(model_runner, "hisparse_coordinator", None)
+    return coordinator if isinstance(coordinator, HiSparseCoordinator) else None
+
+
+HOOKS: tuple[HookRow, ...] = (
+    HookRow(
+        "sglang.srt.server_args.ServerArgs.__post_init__",
+        "around",
+        _resolve_server_args,
+        "take --enable-hisparse before SGLang acts on it, check what cannot run with it, set back-end defaults",
+    ),
+    HookRow(
+        "sglang.srt.model_executor.pool_configurator.create_memory_pool_configurator",
+        "around",
+        _create_pool_configurator,
+        "size the slots by host memory and charge all device state to the memory budget",
+    ),
+    HookRow(
+        "sglang.srt.mem_cache.kv_cache_configurator.KVCacheConfigurator.resolve_max_num_reqs",
+        "around",
+        _resolve_max_num_reqs,
+        "admit no more requests than there are regions; SGLang's default of 2,048 would size the hot buffer",
+    ),
+    HookRow(
+        "sglang.srt.mem_cache.kv_cache_configurator.KVCacheConfigurator._build_dsa_kv_pool",
+        "around",
+        _build_kv_pool,
+        "rows in the host pool, indexer keys on the device",
+    ),
+    HookRow(
+        "sglang.srt.model_executor.model_runner.ModelRunner.maybe_init_hisparse_coordinator",
+        "around",
+        _init_coordinator,
+        "hot buffer, workspace and coordinator; after the pools, before back ends and graph capture",
+    ),
+    HookRow(
+        "sglang.srt.model_executor.model_runner_components.attention_backend_setup._build_full_attention_backend_from_str",
+        "around",
+        _build_attention_backend,
+        "prefill through the workspace, decode over the hot buffer",
+    ),
+    HookRow(
+        "sglang.srt.managers.scheduler.Scheduler.on_idle",
+        "before",
+        _check_when_idle,
+        "check the conservation laws when idle, under HISPARSE_DEBUG",
+    ),
+    HookRow(
+        "sglang.srt.managers.scheduler.Scheduler.get_internal_state",
+        "after",
+        _report_state,
+        "sizes and hit rate in /get_server_info",
+    ),
+)

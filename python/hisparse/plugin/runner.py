@@ -1,0 +1,81 @@
+"""Builds the coordinator of a model runner, and reports its state."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+from typing import Any
+
+import torch
+
+from hisparse.budget import MemoryBudget
+from hisparse.coordinator import HiSparseCoordinator
+from hisparse.memory import HotBuffer
+from hisparse.plugin.server_args import active_config
+from hisparse.plugin.sizing import index_key_bytes
+
+logger = logging.getLogger(__name__)
+
+DEBUG_VARIABLE = "HISPARSE_DEBUG"
+"""Set to 1: rows that hold nothing are NaN, every swapped-in row is compared with its host row, and the conservation
+laws are checked when the server is idle."""
+
+
+def attach_coordinator(model_runner: Any) -> None:
+    """Allocate the device state that the budget planned, print the budget, and set the runner's coordinator."""
+    config = active_config(model_runner.server_args)
+    assert config is not None
+    pool = model_runner.token_to_kv_pool
+    requests = model_runner.req_to_token_pool.req_to_token
+    row_format = pool.row_format
+    budget = MemoryBudget(
+        config=config,
+        layers=pool.layer_num,
+        row_bytes=row_format.row_bytes,
+        index_key_bytes=index_key_bytes(model_runner.model_config),
+        regions=requests.shape[0],
+        slots=pool.size,
+    )
+    hot_buffer = HotBuffer.allocate(
+        layers=pool.layer_num,
+        regions=budget.regions,
+        device_buffer_size=config.device_buffer_size,
+        page_size=config.page_size,
+        row_bytes=row_format.row_bytes,
+        device=model_runner.device,
+    )
+    pool.hot_buffer = hot_buffer
+    model_runner.hisparse_coordinator = HiSparseCoordinator(
+        config=config,
+        row_format=row_format,
+        host_pool=pool.host_pool,
+        hot_buffer=hot_buffer,
+        workspace=torch.zeros(
+            (config.workspace_tokens, row_format.row_bytes), dtype=torch.uint8, device=model_runner.device
+        ),
+        req_to_token=requests,
+        start_layer=pool.start_layer,
+        max_batch=budget.regions,
+        debug=os.environ.get(DEBUG_VARIABLE) == "1",
+    )
+    model_runner.hisparse_budget = budget
+    logger.info(budget.table())
+
+
+def report_state(model_runner: Any) -> dict[str, Any]:
+    """The `hisparse` entry of `/get_server_info`: configuration, sizes in bytes, and what swap-in did so far."""
+    budget: MemoryBudget = model_runner.hisparse_budget
+    config = dataclasses.asdict(budget.config)
+    config.pop("notes")
+    return {
+        "config": config,
+        "regions": budget.regions - 1,
+        "host_pool_tokens": budget.slots,
+        "device_bytes": budget.device_bytes,
+        "hot_rows_bytes": budget.hot_rows_bytes,
+        "workspace_bytes": budget.workspace_bytes,
+        "index_keys_bytes": budget.index_keys_bytes,
+        "host_pool_bytes": budget.host_pool_bytes,
+        **model_runner.hisparse_coordinator.statistics(),
+    }

@@ -1,0 +1,61 @@
+"""Pool sizes: how many slots and regions this process gets. Runs where SGLang would size its device pool."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sglang.srt.configs.model_config import get_dsa_index_head_dim
+from sglang.srt.mem_cache.kv_cache_configurator import calculate_mla_kv_cache_dim
+from sglang.srt.mem_cache.memory_pool import DSATokenToKVPool
+from sglang.srt.model_executor.pool_configurator import MemoryPoolConfig, MemoryPoolConfigurator
+from sglang.srt.runtime_context import get_schedule
+
+from hisparse.budget import MemoryBudget, plan_budget
+from hisparse.memory import free_memory_bytes
+from hisparse.plugin.server_args import active_config
+
+
+class HiSparsePoolConfigurator(MemoryPoolConfigurator):
+    """SGLang's sizing contract, answered from host memory. SGLang caps the result by --max-total-tokens afterwards."""
+
+    def __init__(self, kv_cache_configurator: Any) -> None:
+        self.owner = kv_cache_configurator
+
+    def calculate_pool_sizes(self, available_bytes: int, page_size: int) -> MemoryPoolConfig:
+        owner = self.owner
+        config = active_config(owner.server_args)
+        assert config is not None and page_size == config.page_size, (config, page_size)
+        requests = get_schedule().max_running_requests
+        # SGLang asks for the request limit afterwards, through `resolve_max_num_reqs`; the answer must be this one.
+        owner.hisparse_budget = plan_budget(
+            config,
+            layers=owner.layer_info.num_effective_layers,
+            row_bytes=row_bytes(owner),
+            index_key_bytes=index_key_bytes(owner.model_config),
+            device_bytes=available_bytes,
+            free_host_bytes=free_memory_bytes() * owner.server_args.nnodes // owner.server_args.tp_size,
+            max_requests=None if requests is None else max(1, requests // owner.ps.attn_dp_size),
+        )
+        return MemoryPoolConfig(max_total_num_tokens=owner.hisparse_budget.slots)
+
+    def calculate_pool_sizes_from_max_tokens(self, max_total_num_tokens: int, page_size: int) -> MemoryPoolConfig:
+        return MemoryPoolConfig(max_total_num_tokens=max_total_num_tokens // page_size * page_size)
+
+
+def planned_budget(kv_cache_configurator: Any) -> MemoryBudget | None:
+    """The budget that `calculate_pool_sizes` made, None where it was not ours to make."""
+    return getattr(kv_cache_configurator, "hisparse_budget", None)
+
+
+def row_bytes(owner: Any) -> int:
+    """Bytes of a token's row in one layer, by SGLang's own layout of the chosen --kv-cache-dtype."""
+    values = calculate_mla_kv_cache_dim(
+        model_config=owner.model_config, kv_cache_dtype=owner.kv_cache_dtype, server_args=owner.server_args
+    )
+    return values * owner.kv_cache_dtype.itemsize
+
+
+def index_key_bytes(model_config: Any) -> int:
+    """Bytes of a token's indexer key in one layer: fp8 values and a float32 scale for each 128 of them."""
+    dim = get_dsa_index_head_dim(model_config.hf_config)
+    return dim + dim // DSATokenToKVPool.quant_block_size * 4
