@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from types import SimpleNamespace
 from typing import Any
 
@@ -30,8 +31,7 @@ class HiSparseAttentionBackend(DeepseekSparseAttnBackend):
     def get_indexer_metadata(self, layer_id: int, forward_batch: Any) -> Any:
         """Positions, never slots: SGLang's fused top-k would look slots up in a page table of the full pool."""
         metadata = super().get_indexer_metadata(layer_id, forward_batch)
-        metadata.force_unfused_topk = True
-        return metadata
+        return dataclasses.replace(metadata, force_unfused_topk=True)
 
     def forward_decode(
         self,

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from types import TracebackType
 
 from hisparse.config import HiSparseError
+from hisparse.hook_row import HookRow
 
 SUPPORTED_SGLANG = "0.5.17"
 
@@ -22,9 +23,19 @@ def problems() -> list[str]:
         return [f"SGLang is not installed; this version of HiSparse needs sglang=={SUPPORTED_SGLANG}."]
     if version != SUPPORTED_SGLANG:
         return [f"SGLang {version} is installed but this version of HiSparse supports sglang=={SUPPORTED_SGLANG} only."]
+    return [f"SGLang {version} has no {row.target} ({row.why})." for row in hooks() if not target_exists(row.target)]
+
+
+def hooks() -> tuple[HookRow, ...]:
+    """All hooks of this process: HiSparse's, and without a GPU those of the CPU operators."""
+    from hisparse import cpu
     from hisparse.plugin.hooks import HOOKS
 
-    return [f"SGLang {version} has no {row.target} ({row.why})." for row in HOOKS if not target_exists(row.target)]
+    if not cpu.active():
+        return HOOKS
+    from hisparse.cpu.hooks import CPU_HOOKS
+
+    return CPU_HOOKS + HOOKS
 
 
 def target_exists(target: str) -> bool:

@@ -28,14 +28,6 @@ def _create_pool_configurator(original: Any, configurator: Any) -> Any:
     return HiSparsePoolConfigurator(configurator)
 
 
-def _resolve_max_num_reqs(original: Any, configurator: Any, *args: Any, **kwargs: Any) -> int:
-    requests = original(configurator, *args, **kwargs)
-    from hisparse.plugin.sizing import planned_budget
-
-    budget = planned_budget(configurator)
-    return requests if budget is None else min(requests, budget.regions - 1)
-
-
 def _build_kv_pool(original: Any, configurator: Any, *args: Any, **kwargs: Any) -> Any:
     from hisparse.plugin.server_args import active_config
 
@@ -108,13 +100,7 @@ HOOKS: tuple[HookRow, ...] = (
         "sglang.srt.model_executor.pool_configurator.create_memory_pool_configurator",
         "around",
         _create_pool_configurator,
-        "size the slots by host memory and charge all device state to the memory budget",
-    ),
-    HookRow(
-        "sglang.srt.mem_cache.kv_cache_configurator.KVCacheConfigurator.resolve_max_num_reqs",
-        "around",
-        _resolve_max_num_reqs,
-        "admit no more requests than there are regions; SGLang's default of 2,048 would size the hot buffer",
+        "size slots by host memory and regions by --max-running-requests, charge all device state to the budget",
     ),
     HookRow(
         "sglang.srt.mem_cache.kv_cache_configurator.KVCacheConfigurator._build_dsa_kv_pool",

@@ -8,9 +8,9 @@ from sglang.srt.configs.model_config import get_dsa_index_head_dim
 from sglang.srt.mem_cache.kv_cache_configurator import calculate_mla_kv_cache_dim
 from sglang.srt.mem_cache.memory_pool import DSATokenToKVPool
 from sglang.srt.model_executor.pool_configurator import MemoryPoolConfig, MemoryPoolConfigurator
-from sglang.srt.runtime_context import get_schedule
+from sglang.srt.runtime_context import get_context, get_schedule
 
-from hisparse.budget import MemoryBudget, plan_budget
+from hisparse.budget import plan_budget
 from hisparse.memory import free_memory_bytes
 from hisparse.plugin.server_args import active_config
 
@@ -26,8 +26,7 @@ class HiSparsePoolConfigurator(MemoryPoolConfigurator):
         config = active_config(owner.server_args)
         assert config is not None and page_size == config.page_size, (config, page_size)
         requests = get_schedule().max_running_requests
-        # SGLang asks for the request limit afterwards, through `resolve_max_num_reqs`; the answer must be this one.
-        owner.hisparse_budget = plan_budget(
+        budget = plan_budget(
             config,
             layers=owner.layer_info.num_effective_layers,
             row_bytes=row_bytes(owner),
@@ -36,15 +35,15 @@ class HiSparsePoolConfigurator(MemoryPoolConfigurator):
             free_host_bytes=free_memory_bytes() * owner.server_args.nnodes // owner.server_args.tp_size,
             max_requests=None if requests is None else max(1, requests // owner.ps.attn_dp_size),
         )
-        return MemoryPoolConfig(max_total_num_tokens=owner.hisparse_budget.slots)
+        if requests is None:
+            # SGLang's default of 2,048 and more would be as many regions.
+            get_context().override(
+                "hisparse.regions", max_running_requests=(budget.regions - 1) * owner.ps.attn_dp_size
+            )
+        return MemoryPoolConfig(max_total_num_tokens=budget.slots)
 
     def calculate_pool_sizes_from_max_tokens(self, max_total_num_tokens: int, page_size: int) -> MemoryPoolConfig:
         return MemoryPoolConfig(max_total_num_tokens=max_total_num_tokens // page_size * page_size)
-
-
-def planned_budget(kv_cache_configurator: Any) -> MemoryBudget | None:
-    """The budget that `calculate_pool_sizes` made, None where it was not ours to make."""
-    return getattr(kv_cache_configurator, "hisparse_budget", None)
 
 
 def row_bytes(owner: Any) -> int:

@@ -1,0 +1,46 @@
+# make demo   the main job: install, serve a small model with HiSparse on and off, compare
+# make test   install and pass all tests that need no GPU
+# Everything goes into .venv; no command here changes anything outside this folder.
+
+PYTHON ?= $(shell for p in python3.12 python3.11 python3 python; do \
+	$$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 13))' 2>/dev/null && { echo $$p; break; }; done)
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/installed
+# torch spins all cores; on small machines two threads a process are enough and leave room for SGLang's others.
+export OMP_NUM_THREADS ?= 2
+
+.PHONY: install demo test lint test-gpu test-gpu-sanitize nightly doctor clean
+
+install: $(STAMP)
+
+# SGLang goes in without its dependencies: on a CPU they would be several GB of CUDA. requirements/cpu.txt has the rest.
+$(STAMP): pyproject.toml requirements/cpu.txt requirements/cpu-nodeps.txt requirements/dev.txt
+	@test -n "$(PYTHON)" || { echo "hisparse: Python 3.11 or 3.12 is needed; set PYTHON=/path/to/python3.12" >&2; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements/cpu.txt -r requirements/dev.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r requirements/cpu-nodeps.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
+	@touch $@
+
+demo: $(STAMP)
+	$(BIN)/hisparse demo
+
+doctor: $(STAMP)
+	$(BIN)/hisparse doctor
+
+test: $(STAMP)
+	$(BIN)/python -m pytest
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+# On a machine with a GPU, in the environment that has SGLang: PYTHON=python3 make test-gpu
+test-gpu:
+	PYTHONPATH=python:sgl-kernel $(PYTHON) -m pytest -m gpu test/kernel
+
+clean:
+	rm -rf $(VENV) out

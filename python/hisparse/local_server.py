@@ -1,0 +1,137 @@
+"""A server of ours as a context manager, for the demo, the tests and the benchmarks."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+
+class ServerDied(RuntimeError):
+    """The server stopped, or did not become ready in time; the message ends with its last log lines."""
+
+
+class LocalServer:
+    """`hisparse serve` on a free port of the loopback interface.
+
+    Leaving the context ends the server and all its processes.
+
+    Args:
+        model: checkpoint directory.
+        flags: SGLang flags behind --model-path, --host and --port.
+        log: file that receives the server's output.
+        environment: variables added to this process's.
+        timeout_s: how long to wait until the server is ready.
+    """
+
+    def __init__(
+        self,
+        model: Path,
+        *flags: str,
+        log: Path,
+        environment: Mapping[str, str] | None = None,
+        timeout_s: float = 300,
+    ) -> None:
+        self.log = log
+        self.timeout_s = timeout_s
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.command = [sys.executable, "-m", "hisparse.cli", "serve", "--model-path", str(model)]
+        self.command += ["--host", "127.0.0.1", "--port", str(self.port), *flags]
+        self._environment = {**os.environ, **(environment or {})}
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> LocalServer:
+        with self.log.open("wb") as log:
+            # A session of its own, so that the scheduler and detokenizer end with it.
+            self._process = subprocess.Popen(
+                self.command, stdout=log, stderr=subprocess.STDOUT, env=self._environment, start_new_session=True
+            )
+        deadline = time.monotonic() + self.timeout_s
+        try:
+            while not self._ready():
+                if self._process.poll() is not None or time.monotonic() > deadline:
+                    raise ServerDied(f"{' '.join(self.command)}\n{self.log_tail()}")
+                time.sleep(0.2)
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """Ask the server to end, then make sure that no process of its session is left."""
+        process = self._process
+        if process is None:
+            return
+        for sign, patience_s in ((signal.SIGTERM, 10), (signal.SIGKILL, 10)):
+            try:
+                os.killpg(process.pid, sign)
+                process.wait(patience_s)
+            except (ProcessLookupError, subprocess.TimeoutExpired):
+                continue
+        self._process = None
+
+    @property
+    def alive(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def log_text(self) -> str:
+        return self.log.read_text(errors="replace")
+
+    def log_tail(self, lines: int = 40) -> str:
+        return "\n".join(self.log_text().splitlines()[-lines:])
+
+    def post(self, path: str, body: Any = None, timeout_s: float = 600) -> Any:
+        """POST a JSON body; the parsed answer, or its text. Raises `urllib.error.HTTPError` for a 4xx or 5xx."""
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(self.url + path, data, {"Content-Type": "application/json"}, method="POST")
+        return _parsed(request, timeout_s)
+
+    def get(self, path: str, timeout_s: float = 60) -> Any:
+        return _parsed(urllib.request.Request(self.url + path), timeout_s)
+
+    def generate(self, prompts: list[list[int]] | list[str], **sampling: Any) -> list[dict[str, Any]]:
+        """SGLang's /generate with several prompts in one request, so that the batch's composition is fixed.
+
+        Args:
+            prompts: token ids or texts. sampling: sampling parameters; temperature is 0 unless given.
+        """
+        key = "text" if isinstance(prompts[0], str) else "input_ids"
+        return self.post("/generate", {key: prompts, "sampling_params": {"temperature": 0, **sampling}})
+
+    def hisparse_state(self) -> dict[str, Any] | None:
+        """The `hisparse` entry of /get_server_info, None where HiSparse is off."""
+        return self.get("/get_server_info")["internal_states"][0].get("hisparse")
+
+    def _ready(self) -> bool:
+        try:
+            with urllib.request.urlopen(self.url + "/health", timeout=2) as answer:
+                return answer.status == 200
+        except (urllib.error.URLError, OSError):
+            return False
+
+
+def _parsed(request: urllib.request.Request, timeout_s: float) -> Any:
+    with urllib.request.urlopen(request, timeout=timeout_s) as answer:
+        text = answer.read().decode()
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        return text
