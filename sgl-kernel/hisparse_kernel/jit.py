@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 SOURCE_DIR = Path(__file__).parent / "csrc"
+MODULE_NAME = "hisparse_kernels"
 CUDA_FLAGS = ("-O3",)
 TARGET = "9.0a"
 """The one compute capability the kernels are built for: they use thread-block clusters and fp8 conversions."""
@@ -34,11 +35,20 @@ def cuda_module() -> Any:
 
 def build(build_directory: str | os.PathLike[str] | None = None) -> str:
     """Compile every kernel, unless this very build exists, and return the path of the shared library."""
-    sources = sorted(SOURCE_DIR.glob("*.cu"))
     directory = Path(build_directory) if build_directory is not None else _cache_dir() / f"hisparse_{source_hash()}"
+    # Written last, so that it vouches for the whole library; tvm-ffi itself keeps processes from building at once.
+    finished = directory / f"finished_{source_hash()}"
+    if not finished.exists():
+        _compile(directory)
+        finished.touch()
+    return str(directory / f"{MODULE_NAME}.so")
+
+
+def _compile(directory: Path) -> None:
+    sources = sorted(SOURCE_DIR.glob("*.cu"))
     with _building_for(TARGET):
-        return _tvm_ffi().cpp.build(
-            "hisparse_kernels",
+        _tvm_ffi().cpp.build(
+            MODULE_NAME,
             cuda_files=[str(source) for source in sources],
             extra_cuda_cflags=list(CUDA_FLAGS),
             extra_ldflags=[f"-L{path}" for path in _cuda_library_dirs()],

@@ -1,0 +1,195 @@
+"""Swap-in against its limits: a bare gather of the same rows, SGLang's own kernel, and an empty kernel.
+
+    python benchmark/kernel/bench_swap_in.py --out build/bench
+
+prints one table and writes it as swap_in.md and swap_in.json. Every number is the device time of one step (one layer):
+a CUDA graph of several steps is replayed with the host running ahead, so launches on the host are not measured; the
+median of several such measurements is taken. The selections of a graph come back in a cycle so long that a
+position has left the buffer when it returns: each step of each replay misses exactly the same share.
+
+Columns: `ours` = hisparse_kernel.swap_in; `gather` = the missing rows alone, same rows in the same order, no
+residency (the best of several grids); `peer` = load_cache_to_device_buffer_mla of the installed sglang package with
+its default block size; `limit` = 1.25 * (gather + 3 us).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import statistics
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from bench_setup import CONTEXT, TOP_K, Cell, HostPool, Layer, Steps
+
+from hisparse_kernel import cuda_ops
+
+SLACK_US = 3.0
+GATHER_CTAS = (16, 32, 132)
+PEER_BLOCK_SIZE = 960
+ZERO_MISS_LIMIT_US = {1: 6.0, 8: 6.0, 32: 6.0, 256: 10.0}
+
+
+def device_us(steps: list[Callable[[], Any]], rounds: int) -> float:
+    """Median device time of one step, from graph replays that the host has issued in advance."""
+    for step in steps[:1]:
+        step()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for step in steps:
+            step()
+    for _ in range(2):
+        graph.replay()
+    torch.cuda.synchronize()
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    graph.replay()
+    end.record()
+    end.synchronize()
+    first_ms = start.elapsed_time(end)
+    repeats = max(1, int(2.0 / first_ms))  # about 2 ms a measurement
+    times = []
+    if first_ms > 20:  # hundreds of MB a step: the first replay counts, and few suffice
+        times.append(first_ms * 1000 / len(steps))
+        rounds = 2
+    for _ in range(rounds):
+        torch.cuda._sleep(200_000)
+        start.record()
+        for _ in range(repeats):
+            graph.replay()
+        end.record()
+        end.synchronize()
+        times.append(start.elapsed_time(end) * 1000 / (repeats * len(steps)))
+    return statistics.median(times)
+
+
+def measure(cell: Cell, layer: Layer, pool: HostPool, rounds: int, with_peer: bool) -> dict[str, Any]:
+    steps = Steps(cell, layer, pool)
+    layer.forget()
+    ours = device_us([lambda i=i: layer.swap_in(steps, i) for i in range(steps.count)], rounds)
+    misses_seen = layer.misses_per_step(steps)
+    layer.check_rows(steps)
+    result = {**cell.as_dict(), "misses": steps.misses, "misses_seen": misses_seen, "ours_us": ours}
+    if steps.misses:
+        grids = {}
+        for ctas in GATHER_CTAS:
+            cuda_ops.GATHER_CTAS = ctas
+            grids[ctas] = device_us([lambda i=i: layer.gather(steps, i) for i in range(steps.count)], rounds)
+        result["gather_us"] = min(grids.values())
+        result["gather_by_ctas"] = grids
+    else:
+        result["gather_us"] = empty_us(rounds)
+    if with_peer:
+        peer = layer.peer(steps)
+        result["peer_us"] = device_us([lambda i=i: peer.swap_in(i) for i in range(steps.count)], rounds)
+    result["limit_us"] = 1.25 * (result["gather_us"] + SLACK_US)
+    result["gb_per_s"] = steps.misses * cell.row_bytes / ours / 1000
+    return result
+
+
+def empty_us(rounds: int) -> float:
+    return device_us([lambda: torch.cuda._sleep(0)] * 24, rounds)
+
+
+def verdict(row: dict[str, Any]) -> str:
+    """Which of the three demands a cell misses; empty when it meets all."""
+    wrong = []
+    if row["ours_us"] > row["limit_us"]:
+        wrong.append("limit")
+    if row["misses"] == 0 and row["ours_us"] > ZERO_MISS_LIMIT_US.get(row["batch"], float("inf")):
+        wrong.append("zero-miss limit")
+    if "peer_us" in row and row["ours_us"] > row["peer_us"]:
+        wrong.append("peer")
+    if row["misses_seen"] != row["misses"]:
+        wrong.append(f"misses {row['misses_seen']}")
+    return ", ".join(wrong)
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    head = "row|slots|buffer|batch|miss %|ours us|gather us|limit us|peer us|peer/ours|GB/s|misses goal".split("|")
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    for row in rows:
+        peer = row.get("peer_us")
+        cells = (
+            row["row_bytes"],
+            row["slots"],
+            row["buffer"],
+            row["batch"],
+            row["miss_percent"],
+            f"{row['ours_us']:.1f}",
+            f"{row['gather_us']:.1f}",
+            f"{row['limit_us']:.1f}",
+            f"{peer:.1f}" if peer else "",
+            f"{peer / row['ours_us']:.2f}" if peer else "",
+            f"{row['gb_per_s']:.1f}",
+            verdict(row),
+        )
+        lines.append("| " + " | ".join(str(cell) for cell in cells) + " |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32, 128, 256])
+    parser.add_argument("--misses", type=int, nargs="+", default=[0, 5, 20, 100], help="percent")
+    parser.add_argument("--rows", type=int, nargs="+", default=[656, 1152], help="bytes")
+    parser.add_argument("--slots", nargs="+", default=["near", "far"])
+    parser.add_argument("--buffers", type=int, nargs="+", default=[4096, 6144])
+    parser.add_argument("--pool-gb", type=float, default=30.0)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--no-peer", action="store_true")
+    parser.add_argument("--shapes", nargs="+", help="launch shapes threads x cluster to try instead of the default")
+    parser.add_argument("--out", type=Path, default=Path("build/bench"))
+    options = parser.parse_args()
+
+    cuda_ops.warm_up()
+    rows: list[dict[str, Any]] = []
+    pool = HostPool(int(options.pool_gb * 1e9))
+    print(f"pool of {options.pool_gb} GB ready; empty kernel {empty_us(5):.2f} us", flush=True)
+    default_shape = cuda_ops.swap_in_launch_shape
+    for row_bytes in options.rows:
+        for buffer in options.buffers:
+            layer = Layer(row_bytes, buffer, max(options.batches), pool, with_peer=not options.no_peer)
+            for slots in options.slots:
+                layer.place(slots)
+                for batch in options.batches:
+                    for miss_percent in options.misses:
+                        cell = Cell(row_bytes, slots, buffer, batch, miss_percent)
+                        for shape in options.shapes or [None]:
+                            if shape:
+                                threads, cluster = map(int, shape.split("x"))
+                                cuda_ops.swap_in_launch_shape = lambda batch, s=(threads, cluster): s
+                            else:
+                                cuda_ops.swap_in_launch_shape = default_shape
+                            row = measure(cell, layer, pool, options.rounds, not options.no_peer)
+                            row["shape"] = shape or "x".join(map(str, default_shape(batch)))
+                            rows.append(row)
+                            print(*row.values(), verdict(row), flush=True)
+            del layer
+            torch.cuda.empty_cache()
+
+    about = {
+        "gpu": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "top_k": TOP_K,
+        "context": CONTEXT,
+        "command": " ".join(sys.argv),
+        "empty_us": empty_us(5),
+    }
+    text = table(rows)
+    options.out.mkdir(parents=True, exist_ok=True)
+    (options.out / "swap_in.json").write_text(json.dumps({"about": about, "cells": rows}, indent=1))
+    (options.out / "swap_in.md").write_text(f"{json.dumps(about, indent=1)}\n\n{text}\n")
+    print(text)
+    print(
+        f"{sum(bool(verdict(row)) for row in rows)} of {len(rows)} cells miss a goal; empty {about['empty_us']:.2f} us"
+    )
+
+
+if __name__ == "__main__":
+    main()
