@@ -10,6 +10,9 @@ from typing import Any
 MAX_DEVICE_BUFFER_SIZE = 32_767
 """LRU rows are numbered in int16."""
 
+MAX_VALUE = 10**9
+"""Larger than any tokens, GiB or ratio that could be meant, and small enough for arithmetic in bytes."""
+
 
 class HiSparseError(ValueError):
     """The user asked for something that cannot work; the message is one sentence that says what would."""
@@ -37,8 +40,8 @@ class HiSparseConfig:
             whole = field.type == "int | None"
             if isinstance(value, bool) or not isinstance(value, int if whole else (int, float)):
                 raise HiSparseError(f"{_key(field.name, value)} must be {'an integer' if whole else 'a number'}.")
-            if not 0 < value < float("inf"):
-                raise HiSparseError(f"{_key(field.name, value)} must be positive and finite.")
+            if not 0 < value <= MAX_VALUE:
+                raise HiSparseError(f"{_key(field.name, value)} must be positive and at most {MAX_VALUE:,}.")
 
     @classmethod
     def from_json(cls, text: str | None) -> HiSparseConfig:
@@ -47,7 +50,9 @@ class HiSparseConfig:
             return cls()
         try:
             given = json.loads(text, object_pairs_hook=_no_duplicates)
-        except json.JSONDecodeError as error:
+        except HiSparseError:
+            raise
+        except (ValueError, RecursionError) as error:  # bad syntax, an integer of thousands of digits, deep nesting
             raise HiSparseError(f"--hisparse-config {text!r} is not valid JSON: {error}.") from None
         if not isinstance(given, dict):
             raise HiSparseError(f"--hisparse-config must be a JSON object, got {text!r}.")
