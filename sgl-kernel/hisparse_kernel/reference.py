@@ -95,7 +95,7 @@ def swap_in(
     loaded = missing & (slot >= 0) & (slot < host_rows.shape[0])
 
     region_start = (regions * (num_lru_rows + page_size)).unsqueeze(1)
-    hot_rows[(region_start + victim)[loaded]] = host_rows[slot[loaded]].to(hot_rows.device)
+    hot_rows[(region_start + victim)[loaded]] = host_rows[slot[loaded].to(host_rows.device)].to(hot_rows.device)
     batch_row = torch.arange(real, device=device).unsqueeze(1).expand_as(chosen)
     owner[batch_row[loaded], victim[loaded]] = chosen[loaded]
     owners[regions] = owner.int()
