@@ -226,7 +226,8 @@ class HiSparseCoordinator:
         selected: torch.Tensor,
         row_ids: torch.Tensor,
     ) -> None:
-        """Every selected position got a row of its own region that equals its host row, and nothing else got one."""
+        """Every selected position got a row of its own region that equals its host row, and nothing else got one.
+        A host row that is still poison was never backed up, which a miss copies faithfully."""
         region_rows = self.config.region_rows
         for b in range(int(self.num_real_reqs)):
             region, wanted = int(req_pool_indices[b]), selected[b].long()
@@ -239,6 +240,11 @@ class HiSparseCoordinator:
             assert not bool(wrong.any()), (
                 f"layer {layer}, region {region}: hot rows of positions {wanted[valid][wrong].tolist()[:8]} are not "
                 f"their host rows"
+            )
+            unwritten = (host == POISON).all(-1)
+            assert not bool(unwritten.any()), (
+                f"layer {layer}, region {region}: host rows of positions {wanted[valid][unwritten].tolist()[:8]} were "
+                f"never written"
             )
 
     def statistics(self) -> dict[str, int | float]:
