@@ -47,6 +47,7 @@ class HiSparseAttentionBackend(DeepseekSparseAttnBackend):
     ) -> torch.Tensor:
         """Write the new rows through, then let SGLang swap in (it calls the coordinator) and attend."""
         if save_kv_cache and k is not None:
+            assert k_rope is not None, "rotary keys come apart from the latent in absorbed MLA"
             self.hisparse_coordinator.store_decode(
                 layer.layer_id,
                 k_nope=k,
@@ -84,7 +85,8 @@ class HiSparseAttentionBackend(DeepseekSparseAttnBackend):
         Returns:
             [tokens, heads, kv_lora_rank]; zero for padding tokens behind the last request's.
         """
-        assert save_kv_cache and topk_indices is not None and q_rope is not None, "not an absorbed sparse MLA prefill"
+        assert save_kv_cache and topk_indices is not None, "not a sparse prefill"
+        assert q_rope is not None and k_rope is not None, "not an absorbed MLA prefill"
         coordinator, heads = self.hisparse_coordinator, layer.tp_q_head_num
         q = q.view(-1, heads, layer.v_head_dim)
         q_rope = q_rope.view(-1, heads, layer.head_dim - layer.v_head_dim)

@@ -1,0 +1,87 @@
+"""Two servers that differ in HiSparse alone, and requests sent to both."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hisparse.local_server import LocalServer
+
+INDEX_TOPK = 64
+DEVICE_BUFFER_SIZE = 128
+PAGE_SIZE = 64
+CHUNK = 1024
+FLAGS = (
+    "--context-length",
+    "8192",
+    "--max-running-requests",
+    "8",
+    "--chunked-prefill-size",
+    str(CHUNK),
+    "--sleep-on-idle",
+)
+HISPARSE_FLAGS = ("--enable-hisparse", "--hisparse-config", f'{{"device_buffer_size": {DEVICE_BUFFER_SIZE}}}')
+
+# Poisons rows that hold nothing, verifies every swapped-in row, checks the conservation laws when idle.
+DEBUG = {"HISPARSE_DEBUG": "1", "OMP_NUM_THREADS": "1"}
+
+
+def prompt(seed: int, length: int) -> list[int]:
+    """Token ids without meaning, the same for the same arguments."""
+    source = random.Random(seed)
+    return [source.randrange(2, 250) for _ in range(length)]
+
+
+@dataclass
+class Pair:
+    """HiSparse on and off, otherwise equal."""
+
+    on: LocalServer
+    off: LocalServer
+
+    def generate(self, prompts: list[list[int]], **sampling: Any) -> list[dict[str, Any]]:
+        """Send the prompts as one request to each server; assert equal tokens and cached counts; the answers of on."""
+        sampling = {"ignore_eos": True, **sampling}
+        on, off = (server.generate(prompts, **sampling) for server in (self.on, self.off))
+        for index, (ours, plain) in enumerate(zip(on, off, strict=True)):
+            assert_same_tokens(ours["output_ids"], plain["output_ids"], f"prompt {index}")
+            counts = [answer["meta_info"]["cached_tokens"] for answer in (ours, plain)]
+            assert counts[0] == counts[1], f"prompt {index}: cached tokens on/off {counts}"
+        return on
+
+    def flush(self) -> None:
+        for server in (self.on, self.off):
+            assert "flushed" in str(server.post("/flush_cache?timeout=30")).lower()
+
+    def check(self) -> None:
+        """Both servers live, and neither complained about anything."""
+        for name, server in (("on", self.on), ("off", self.off)):
+            assert server.alive, f"{name} died:\n{server.log_tail()}"
+            assert server.get("/health") is not None
+            log = server.log_text()
+            for word in ("Traceback", "leak", "AssertionError"):
+                assert word not in log, f"{word} in the log of {name}:\n{server.log_tail(80)}"
+
+
+def assert_same_tokens(ours: list[int], plain: list[int], what: str) -> None:
+    same = next((i for i, (a, b) in enumerate(zip(ours, plain, strict=False)) if a != b), min(len(ours), len(plain)))
+    assert ours == plain, f"{what}: on and off part after {same} of {len(plain)} tokens"
+
+
+@contextmanager
+def start_pair(checkpoint: Path, logs: Path, *flags: str, on_flags: tuple[str, ...] = HISPARSE_FLAGS) -> Iterator[Pair]:
+    """Start both servers; stop them in the end, after a last check that both are healthy."""
+    with ExitStack() as stack:
+        on, off = (
+            stack.enter_context(
+                LocalServer(checkpoint, *FLAGS, *extra, *flags, log=logs / f"{name}.log", environment=DEBUG)
+            )
+            for name, extra in (("on", on_flags), ("off", ()))
+        )
+        pair = Pair(on, off)
+        yield pair
+        pair.check()
