@@ -24,8 +24,9 @@ class Setting(NamedTuple):
 
 
 class Flag(NamedTuple):
-    """A server flag that is added if the user has not given it; ``legal`` are the user's values that work, empty for
-    any.
+    """A server flag that is added if the user has given neither it, nor an alias, nor ``unless``.
+
+    ``legal`` are the user's values that work, empty for any.
     """
 
     name: str
@@ -33,6 +34,7 @@ class Flag(NamedTuple):
     why: str
     aliases: tuple[str, ...] = ()
     legal: tuple[str, ...] = ()
+    unless: str = ""
 
 
 VARIABLES = (
@@ -61,6 +63,12 @@ FLAGS = (
         ("flashmla_sparse",),
     ),
     Flag("--mem-fraction-static", "0.3", "the pools share main memory with everything else"),
+    Flag(
+        "--max-total-tokens",
+        "131072",
+        "SGLang fills the pools with zeros at start-up, which takes 3 s a GB",
+        unless="--enable-hisparse",  # which sizes the pools itself
+    ),
     Flag("--max-running-requests", "64", "SGLang's default of 2,048 sizes tables that a CPU never fills"),
 )
 
@@ -129,7 +137,7 @@ def _added(given: list[str]) -> list[Flag]:
         names = (flag.name, *flag.aliases)
         for name in names:
             _check(values, name, flag.legal, flag.why)
-        if not any(name in values for name in names):
+        if not any(name in values for name in (*names, flag.unless)):
             added.append(flag)
     return added
 

@@ -42,7 +42,7 @@ def set_k_and_s(
     keys, scales = planes(buf, pool.page_size, index_k.shape[-1])
     page, offset = loc.long() // pool.page_size, loc.long() % pool.page_size
     keys[page, offset] = index_k.view(torch.uint8)
-    scales[page, offset] = index_k_scale.float().reshape(-1, 1).contiguous().view(torch.uint8)
+    scales[page, offset] = index_k_scale.float().reshape(-1).contiguous().view(torch.uint8).view(-1, SCALE_BYTES)
 
 
 def get_k_and_s(
@@ -66,10 +66,19 @@ def get_k_and_s(
     Returns:
         ``(keys [seq_len_sum, head_dim], scales [seq_len_sum, 4])``, uint8.
     """
-    keys, scales = planes(buf, pool.page_size, pool.index_head_dim)
-    lengths = seq_len_tensor.long()
-    request = torch.repeat_interleave(torch.arange(len(lengths)), lengths, output_size=seq_len_sum)
-    first = torch.cumsum(lengths, 0) - lengths
-    position = torch.arange(seq_len_sum) - first[request]
-    page, offset = page_indices[request, position // pool.page_size].long(), position % pool.page_size
-    return keys[page, offset], scales[page, offset]
+    keys, scales = [], []
+    for pages, length in zip(page_indices, seq_len_tensor.tolist(), strict=True):
+        k, s = read_pages(buf, pages, length, pool.page_size, pool.index_head_dim)
+        keys.append(k)
+        scales.append(s)
+    return torch.cat(keys), torch.cat(scales)
+
+
+def read_pages(
+    buf: torch.Tensor, pages: torch.Tensor, length: int, page_size: int, head_dim: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Keys ``[length, head_dim]`` and scales ``[length, 4]``, uint8, of the first ``length`` tokens in ``pages``."""
+    used = -(-length // page_size)
+    # Whole pages first: selecting from the planes would copy token by token.
+    keys, scales = planes(buf.index_select(0, pages[:used]), page_size, head_dim)
+    return keys.reshape(-1, head_dim)[:length], scales.reshape(-1, SCALE_BYTES)[:length]

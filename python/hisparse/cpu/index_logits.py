@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from hisparse.cpu.index_buffer import planes
+from hisparse.cpu.index_buffer import read_pages
+from hisparse.cpu.quantize import from_fp8
 
 
 def mqa_logits(
@@ -18,8 +19,8 @@ def mqa_logits(
     """The formula above for one block of queries against one run of keys.
 
     Args:
-        queries: ``[q, heads, d]`` float8_e4m3fn or float32.
-        keys: ``[k, d]`` float8_e4m3fn or float32.
+        queries: ``[q, heads, d]`` float32, exact images of fp8 values.
+        keys: ``[k, d]`` float32, likewise.
         key_scale: ``[k]`` float32.
         weights: ``[q, heads]`` float32.
 
@@ -27,9 +28,9 @@ def mqa_logits(
         ``[q, k]`` float32. The caller bounds ``q``: the scratch is ``q * heads * k`` floats.
     """
     q, heads, d = queries.shape
-    scores = (queries.float().reshape(q * heads, d) @ keys.float().t()).relu_().view(q, heads, -1)
-    logits = torch.bmm(weights.float().reshape(q, 1, heads), scores)
-    return logits.squeeze(1).mul_(key_scale.float())
+    scores = (queries.reshape(q * heads, d) @ keys.t()).relu_().view(q, heads, -1)
+    logits = torch.bmm(weights.reshape(q, 1, heads), scores)
+    return logits.squeeze(1).mul_(key_scale)
 
 
 def paged_mqa_logits(
@@ -62,18 +63,16 @@ def paged_mqa_logits(
     """
     requests, next_n, _, d = queries.shape
     page_size = kv_cache.shape[1]
-    keys, scales = planes(kv_cache.view(kv_cache.shape[0], -1), page_size, d)
+    buffer = kv_cache.view(kv_cache.shape[0], -1)
+    queries, weights = from_fp8(queries), weights.float().view(requests, next_n, -1)
     lengths = context_lens.reshape(requests, -1).expand(requests, next_n).tolist()
-    weights = weights.view(requests, next_n, -1)
     out = torch.full((requests, next_n, max_seq_len), float("-inf"))
     for b, request_lengths in enumerate(lengths):
         longest = max(request_lengths)
         if longest <= 0:
             continue
-        pages = block_tables[b, : -(-longest // page_size)].long()
-        k = keys[pages].view(torch.float8_e4m3fn).view(-1, d)[:longest]
-        s = scales[pages].view(torch.float32).view(-1)[:longest]
-        logits = mqa_logits(queries[b], k, s, weights[b])
+        keys, scale = read_pages(buffer, block_tables[b], longest, page_size, d)
+        logits = mqa_logits(queries[b], from_fp8(keys), scale.view(torch.float32).squeeze(1), weights[b])
         for j, length in enumerate(request_lengths):
             out[b, j, :length] = logits[j, :length]
     return out.view(requests * next_n, max_seq_len)

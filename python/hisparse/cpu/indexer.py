@@ -5,7 +5,7 @@ from typing import Any
 import torch
 
 from hisparse.cpu.index_logits import mqa_logits
-from hisparse.cpu.quantize import act_quant
+from hisparse.cpu.quantize import act_quant, from_fp8
 from hisparse.cpu.scratch import rows_per_block
 from hisparse.cpu.top_k import first_positions, top_k_positions
 
@@ -43,13 +43,13 @@ def ragged_top_k(
     for start, count in zip(start_of.tolist(), counts.tolist(), strict=True):
         last = first + count
         length = int(ends[last - 1]) - start
-        run_keys, run_scale = keys[start : start + length].float(), key_scale[start : start + length]
+        run_keys, run_scale = from_fp8(keys[start : start + length]), key_scale[start : start + length]
         # Scores of all heads, the logits, and top-k's packed key with its temporaries (3 x int64).
         step = rows_per_block(length * (heads * 4 + 4 + 24))
         for q in range(first, last, step):
             block = slice(q, min(q + step, last))
             seen = int(ends[block.stop - 1]) - start
-            logits = mqa_logits(queries[block], run_keys[:seen], run_scale[:seen], weights[block])
+            logits = mqa_logits(from_fp8(queries[block]), run_keys[:seen], run_scale[:seen], weights[block])
             out[block] = top_k_positions(logits, ends[block] - start, top_k)
         first = last
     return out
