@@ -188,7 +188,7 @@ class FakeScheduler:
     def _new_rows(
         self, layer_id: int, owners: list[tuple[int, int]], padding: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Random KV of new tokens ((region, position) each), [tokens, 1, dim] like SGLang's, noted in the dense store."""
+        """Random KV of new tokens, [tokens, 1, dim] like SGLang's; noted in the dense store at (region, position)."""
         dims = self.row_format.nope_dim, self.row_format.rope_dim
         k = torch.randn((len(owners) + padding, 1, sum(dims)), generator=self._generator).bfloat16()
         k_nope, k_rope = k.split(dims, dim=-1)

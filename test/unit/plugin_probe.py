@@ -1,0 +1,179 @@
+"""Looks at the plug-in inside the real SGLang, in a process of its own, and prints what it found as one line of JSON.
+
+Run by test_plugin.py in the environment of a CPU server, since importing SGLang takes seconds and needs the shims.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import importlib.metadata
+import inspect
+import json
+import pkgutil
+import sys
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import hisparse.plugin
+from hisparse.config import HiSparseConfig, HiSparseError
+from hisparse.hook_row import HookRow
+from hisparse.plugin import gate, hooks
+from hisparse.plugin import server_args as ours
+
+
+def outcome(function: Callable[..., Any], *args: Any, **kwargs: Any) -> str:
+    try:
+        return repr(function(*args, **kwargs))
+    except (HiSparseError, SystemExit) as error:
+        return f"{type(error).__name__}: {error}"
+
+
+def targets() -> dict[str, Any]:
+    return {
+        row.target: {
+            "exists": gate.target_exists(row.target),
+            "callable": callable(pkgutil.resolve_name(row.target)),
+            "is class": isinstance(pkgutil.resolve_name(row.target), type),
+            "kind": row.kind,
+        }
+        for row in gate.hooks()
+    }
+
+
+def parameters() -> dict[str, list[str]]:
+    """Of each hook target, the names that our functions rely on."""
+    return {row.target: list(inspect.signature(pkgutil.resolve_name(row.target)).parameters) for row in hooks.HOOKS}
+
+
+def server_arguments() -> dict[str, Any]:
+    from sglang.srt.server_args import ServerArgs
+
+    defaults = {
+        field.name: field.default
+        for field in dataclasses.fields(ServerArgs)
+        if field.default is not dataclasses.MISSING
+    }
+    parser = argparse.ArgumentParser()
+    ServerArgs.add_cli_args(parser)
+    options = {option for action in parser._actions for option in action.option_strings}
+    return {
+        "unknown options": [row.option for row in ours.UNSUPPORTED if row.option not in options],
+        "defaults": outcome(ours.refuse_unsupported, SimpleNamespace(**defaults)),
+        "missing fields": [name for name in OUR_FIELDS if name not in defaults],
+    }
+
+
+OUR_FIELDS = (
+    "enable_hisparse",
+    "hisparse_config",
+    "kv_cache_dtype",
+    "dsa_prefill_backend",
+    "dsa_decode_backend",
+    "disable_prefill_cuda_graph",
+    "tp_size",
+    "nnodes",
+)
+
+
+def models() -> dict[str, str]:
+    """`check_against_model` with SGLang's own notion of a sparse-attention model."""
+
+    def check(architecture: str, given: str = "{}", **hf_config: Any) -> str:
+        model = SimpleNamespace(
+            hf_config=SimpleNamespace(architectures=[architecture], **hf_config), context_len=163_840
+        )
+        server_args = SimpleNamespace(get_model_config=lambda: model, tp_size=1, nnodes=1)
+        return outcome(ours.check_against_model, server_args, HiSparseConfig.from_json(given))
+
+    return {
+        "dense": check("LlamaForCausalLM"),
+        "DeepSeek-V3": check("DeepseekV3ForCausalLM"),
+        "DeepSeek-V3.2": check("DeepseekV32ForCausalLM", index_topk=2048),
+        "buffer": check("DeepseekV32ForCausalLM", '{"device_buffer_size": 100}', index_topk=2048),
+        "memory": check("DeepseekV32ForCausalLM", '{"host_memory_gib": 100000000}', index_topk=2048),
+    }
+
+
+def registered() -> dict[str, list[str]]:
+    from sglang.srt.plugins.hook_registry import HookRegistry
+
+    return {target: [kind.value for kind, _, _ in rows] for target, rows in HookRegistry._hooks.items() if rows}
+
+
+def registration() -> dict[str, Any]:
+    """What `register` leaves behind in SGLang's registry: normally, and with another SGLang installed."""
+    from sglang.srt.plugins.hook_registry import HookRegistry
+
+    found: dict[str, Any] = {"problems": gate.problems()}
+    hisparse.plugin.register()
+    found["normal"] = registered()
+    HookRegistry.reset()
+    real_version, real_hooks = importlib.metadata.version, hooks.HOOKS
+    importlib.metadata.version = lambda name: "0.5.18" if name == "sglang" else real_version(name)
+    try:
+        found["another version"] = outcome(hisparse.plugin.register)
+        found["another version registers"] = registered()
+        (_, guard, _) = HookRegistry._hooks["sglang.srt.server_args.ServerArgs.__post_init__"][0]
+        found["without the flag"] = outcome(guard, SimpleNamespace(enable_hisparse=False))
+        found["with the flag"] = outcome(guard, SimpleNamespace(enable_hisparse=True))
+        HookRegistry.reset()
+        sys.argv.append("--enable-hisparse")
+        found["on the command line"] = outcome(hisparse.plugin.register)
+        sys.argv.pop()
+    finally:
+        importlib.metadata.version = real_version
+    gone = HookRow("sglang.srt.managers.scheduler.Scheduler.no_such_method", "after", print, "testing the gate")
+    hooks.HOOKS = (*real_hooks, gone)
+    found["missing target"] = gate.problems()
+    hooks.HOOKS = real_hooks
+    return found
+
+
+def without_the_flag() -> dict[str, bool]:
+    """Every hook of HiSparse hands over to the original, or leaves its result alone, on a server without the flag."""
+    plain = SimpleNamespace(enable_hisparse=False)
+    runner = SimpleNamespace(server_args=plain, hisparse_coordinator=None)
+    scheduler = SimpleNamespace(tp_worker=SimpleNamespace(model_runner=runner))
+    keywords = {"backend_str": "dsa", "model_runner": runner, "init_new_workspace": False}
+    arguments: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
+        "_resolve_server_args": ((plain,), {}),
+        "_create_pool_configurator": ((SimpleNamespace(server_args=plain),), {}),
+        "_build_kv_pool": ((SimpleNamespace(server_args=plain), 1), {"x": 2}),
+        "_init_coordinator": ((runner,), {}),
+        "_build_attention_backend": ((), keywords),
+        "_check_when_idle": ((scheduler,), {}),
+        "_report_state": ((scheduler, 1), {}),
+    }
+    untouched = {}
+    for row in hooks.HOOKS:
+        args, kwargs = arguments[row.function.__name__]
+        calls: list[Any] = []
+
+        def original(*given: Any, calls: list[Any] = calls, **named: Any) -> str:
+            calls.append((given, named))
+            return "original's"
+
+        if row.kind == "around":
+            result = row.function(original, *args, **kwargs)
+            hands_over = calls == [(args, kwargs)]
+            untouched[row.target] = hands_over and result in ("original's", None)
+        elif row.kind == "after":
+            state = SimpleNamespace(internal_state={})
+            untouched[row.target] = row.function(state, *args, **kwargs) is state and state.internal_state == {}
+        else:
+            untouched[row.target] = row.function(*args, **kwargs) is None
+    return untouched
+
+
+if __name__ == "__main__":
+    results = {
+        "targets": targets(),
+        "parameters": parameters(),
+        "server arguments": server_arguments(),
+        "models": models(),
+        "registration": registration(),
+        "without the flag": without_the_flag(),
+    }
+    print("\n" + json.dumps(results))
