@@ -16,6 +16,7 @@ from fake_scheduler import (
     SELECTORS,
     TOP_K,
     FakeScheduler,
+    Selector,
     anywhere,
     beginning,
     hostile,
@@ -134,17 +135,17 @@ def test_retraction_and_restart_in_another_region(scheduler: FakeScheduler) -> N
         scheduler.decode([3, 5, 1], sweeping)
 
 
-def test_a_new_request_in_a_used_region_sees_nothing_of_the_old_one(scheduler: FakeScheduler) -> None:
-    """Same region, same positions, other rows: a longer request first, so that its positions and ring would match."""
+@pytest.mark.parametrize("selector", (newest, beginning, sweeping))
+def test_a_new_request_in_a_used_region_sees_nothing_of_the_old_one(
+    scheduler: FakeScheduler, selector: Selector
+) -> None:
+    """Same region, same positions, other rows, and nothing seeded over what the old one left."""
     scheduler.extend({1: 100})
-    for _ in range(30):
-        scheduler.decode([1], newest)
-    for prompt_len in (100, 12, 1):
+    for prompt_len in (100, 12, 1, 90):
+        for _ in range(2 * PAGE_SIZE):
+            scheduler.decode([1], selector)
         scheduler.finish(1)
-        scheduler.extend({1: prompt_len}, beginning)
-        for _ in range(PAGE_SIZE + 2):
-            scheduler.decode([1], newest)
-            scheduler.decode([1], beginning)
+        scheduler.extend({1: prompt_len}, lambda rng, seq_len: [-1] * TOP_K)
 
 
 def test_a_batch_larger_than_the_workspace_goes_in_groups(scheduler: FakeScheduler) -> None:

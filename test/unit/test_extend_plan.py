@@ -74,7 +74,7 @@ def batches(draw: st.DrawFn) -> Batch:
 
 
 @given(batch=batches())
-@settings(max_examples=150)
+@settings(max_examples=100)
 def test_every_token_has_its_row_and_slot(batch: Batch) -> None:
     """Built again from each request's point of view: position p lies in row `start + p`, its slot is the table's."""
     request, token = 0, 0
@@ -104,6 +104,7 @@ def test_every_token_has_its_row_and_slot(batch: Batch) -> None:
 
 
 @given(batch=batches())
+@settings(max_examples=60)
 def test_last_tokens_are_each_requests_last_queries_newest_first(batch: Batch) -> None:
     extend_lens = iter(batch.extend_lens)
     for group in batch.groups:
@@ -111,11 +112,6 @@ def test_last_tokens_are_each_requests_last_queries_newest_first(batch: Batch) -
         for last in group.last_tokens.tolist():
             first, end = end, end + next(extend_lens)
             assert last == [max(end - 1 - i, first) for i in range(SEED_QUERIES)]
-
-
-@given(batch=batches())
-def test_indices_have_the_documented_types(batch: Batch) -> None:
-    for group in batch.groups:
         names = ("regions", "starts", "prefix_slots", "prefix_rows", "new_slots", "new_rows", "last_tokens")
         assert {name: getattr(group, name).dtype for name in names} == dict.fromkeys(names, torch.int64)
         assert (group.token_starts.dtype, group.token_starts.shape[1]) == (torch.int32, 1)

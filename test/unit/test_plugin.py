@@ -242,7 +242,7 @@ def probe() -> dict[str, Any]:
     script = Path(__file__).with_name("plugin_probe.py")
     done = subprocess.run(
         [sys.executable, str(script)],
-        env={**os.environ, **cpu_environment()},
+        env={**os.environ, **cpu_environment(), "CUDA_VISIBLE_DEVICES": ""},
         capture_output=True,
         text=True,
         check=False,
