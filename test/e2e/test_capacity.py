@@ -9,13 +9,16 @@ import pytest
 
 from .pair import Pair, prompt, start_pair
 
-POOL_TOKENS = 2048
+POOL_TOKENS = 1536
 
 
 @pytest.fixture(scope="module")
 def small_pair(conditioned_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     with start_pair(
-        conditioned_checkpoint, tmp_path_factory.mktemp("small"), "--max-total-tokens", str(POOL_TOKENS)
+        conditioned_checkpoint,
+        tmp_path_factory.mktemp("small"),
+        *("--max-total-tokens", str(POOL_TOKENS)),
+        *("--schedule-conservativeness", "0.1"),  # admit by prompt, so that decode has to retract
     ) as pair:
         yield pair
 

@@ -4,9 +4,13 @@ would silently mean another product, so we look first and stop the server with o
 from __future__ import annotations
 
 import importlib.metadata
+import multiprocessing
+import os
 import pkgutil
+import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from types import TracebackType
 
 from hisparse.config import HiSparseError
@@ -63,6 +67,23 @@ def refuse(sentences: Sequence[str]) -> None:
             raise HiSparseError(message)
 
     HookRegistry.register(guard, refuse_if_asked_for, HookType.BEFORE)
+
+
+@contextmanager
+def stopping_the_server() -> Iterator[None]:
+    """Turn a `HiSparseError` in a scheduler process into its sentence and the end of the server.
+
+    SGLang would log the traceback of anything that escapes there. Like SGLang after that, we tell the parent with
+    SIGQUIT, which ends all its children.
+    """
+    try:
+        yield
+    except HiSparseError as error:
+        if multiprocessing.parent_process() is None:
+            raise
+        print(f"hisparse: error: {error}", file=sys.stderr, flush=True)
+        os.kill(os.getppid(), signal.SIGQUIT)
+        raise SystemExit(1) from None
 
 
 def report_errors_in_one_sentence() -> None:

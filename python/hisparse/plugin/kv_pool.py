@@ -8,6 +8,7 @@ import torch
 from sglang.srt.mem_cache.memory_pool import DSATokenToKVPool
 
 from hisparse.memory import HostPool, HotBuffer
+from hisparse.plugin.gate import stopping_the_server
 from hisparse.row_format import Bf16Row, Fp8DsMlaRow, RowFormat
 
 
@@ -35,12 +36,13 @@ class HiSparseNSATokenToKVPool(DSATokenToKVPool):
     # ---- what SGLang calls
 
     def _create_buffers(self) -> None:
-        self.host_pool = HostPool(
-            layers=self.layer_num,
-            slots=self.size + self.page_size,
-            row_bytes=self.row_format.row_bytes,
-            pin=torch.device(self.device).type == "cuda",
-        )
+        with stopping_the_server():
+            self.host_pool = HostPool(
+                layers=self.layer_num,
+                slots=self.size + self.page_size,
+                row_bytes=self.row_format.row_bytes,
+                pin=torch.device(self.device).type == "cuda",
+            )
         self.kv_buffer = [rows.view(self.store_dtype).unsqueeze(1) for rows in self.host_pool.rows]
 
     def get_kv_size_bytes(self) -> int:

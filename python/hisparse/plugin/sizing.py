@@ -12,6 +12,7 @@ from sglang.srt.runtime_context import get_context, get_schedule
 
 from hisparse.budget import plan_budget
 from hisparse.memory import free_memory_bytes
+from hisparse.plugin.gate import stopping_the_server
 from hisparse.plugin.server_args import active_config
 
 
@@ -26,15 +27,16 @@ class HiSparsePoolConfigurator(MemoryPoolConfigurator):
         config = active_config(owner.server_args)
         assert config is not None and page_size == config.page_size, (config, page_size)
         requests = get_schedule().max_running_requests
-        budget = plan_budget(
-            config,
-            layers=owner.layer_info.num_effective_layers,
-            row_bytes=row_bytes(owner),
-            index_key_bytes=index_key_bytes(owner.model_config),
-            device_bytes=available_bytes,
-            free_host_bytes=free_memory_bytes() * owner.server_args.nnodes // owner.server_args.tp_size,
-            max_requests=None if requests is None else max(1, requests // owner.ps.attn_dp_size),
-        )
+        with stopping_the_server():
+            budget = plan_budget(
+                config,
+                layers=owner.layer_info.num_effective_layers,
+                row_bytes=row_bytes(owner),
+                index_key_bytes=index_key_bytes(owner.model_config),
+                device_bytes=available_bytes,
+                free_host_bytes=free_memory_bytes() * owner.server_args.nnodes // owner.server_args.tp_size,
+                max_requests=None if requests is None else max(1, requests // owner.ps.attn_dp_size),
+            )
         if requests is None:
             # SGLang's default of 2,048 and more would be as many regions.
             get_context().override(
