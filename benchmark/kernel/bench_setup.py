@@ -12,6 +12,9 @@ from hisparse_kernel import cuda_ops
 TOP_K = 2048
 CONTEXT = 131_072
 PAGE = 64
+PEER_BLOCK_SIZE = 960
+"""The default of SGLang 0.5.17's HiSparse coordinator."""
+
 DEVICE = "cuda"
 
 
@@ -130,7 +133,7 @@ class Steps:
     loaded: more than the buffer holds beside the resident ones.
     """
 
-    def __init__(self, cell: Cell, layer: Layer, pool: HostPool) -> None:
+    def __init__(self, cell: Cell, layer: Layer) -> None:
         new = round(TOP_K * cell.miss_percent / 100)
         resident = TOP_K - new
         self.count = 16 if new == 0 else (cell.buffer - resident + new - 1) // new + 2
@@ -188,6 +191,6 @@ class Peer:
             num_top_k=TOP_K,
             hot_buffer_size=layer.buffer,
             page_size=1,
-            block_size=960,
+            block_size=PEER_BLOCK_SIZE,
             num_real_reqs=steps.num_real_reqs,
         )

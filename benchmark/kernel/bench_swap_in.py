@@ -29,25 +29,27 @@ from bench_setup import CONTEXT, TOP_K, Cell, HostPool, Layer, Steps
 from hisparse_kernel import cuda_ops
 
 SLACK_US = 3.0
+GRAPH_A_STEP = True
 GATHER_CTAS = (16, 32, 132)
-PEER_BLOCK_SIZE = 960
 ZERO_MISS_LIMIT_US = {1: 6.0, 8: 6.0, 32: 6.0, 256: 10.0}
 
 
 def device_us(steps: list[Callable[[], Any]], rounds: int) -> float:
     """Median device time of one step, from graph replays that the host has issued in advance."""
-    for step in steps[:1]:
-        step()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for step in steps:
-            step()
+    steps[0]()
+    per_graph = 1 if GRAPH_A_STEP else len(steps)
+    graphs = [captured(steps[i : i + per_graph]) for i in range(0, len(steps), per_graph)]
+
+    def replay() -> None:
+        for graph in graphs:
+            graph.replay()
+
     for _ in range(2):
-        graph.replay()
+        replay()
     torch.cuda.synchronize()
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     start.record()
-    graph.replay()
+    replay()
     end.record()
     end.synchronize()
     first_ms = start.elapsed_time(end)
@@ -57,38 +59,46 @@ def device_us(steps: list[Callable[[], Any]], rounds: int) -> float:
         times.append(first_ms * 1000 / len(steps))
         rounds = 2
     for _ in range(rounds):
-        torch.cuda._sleep(200_000)
+        torch.cuda._sleep(2_000_000)  # a millisecond for the host to get ahead
         start.record()
         for _ in range(repeats):
-            graph.replay()
+            replay()
         end.record()
         end.synchronize()
         times.append(start.elapsed_time(end) * 1000 / (repeats * len(steps)))
     return statistics.median(times)
 
 
-def measure(cell: Cell, layer: Layer, pool: HostPool, rounds: int, with_peer: bool) -> dict[str, Any]:
-    steps = Steps(cell, layer, pool)
+def captured(steps: list[Callable[[], Any]]) -> torch.cuda.CUDAGraph:
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for step in steps:
+            step()
+    return graph
+
+
+def measure_ours(steps: Steps, layer: Layer, rounds: int) -> dict[str, Any]:
     layer.forget()
     ours = device_us([lambda i=i: layer.swap_in(steps, i) for i in range(steps.count)], rounds)
     misses_seen = layer.misses_per_step(steps)
     layer.check_rows(steps)
-    result = {**cell.as_dict(), "misses": steps.misses, "misses_seen": misses_seen, "ours_us": ours}
+    return {"ours_us": ours, "misses_seen": misses_seen, "gb_per_s": steps.misses * layer.row_bytes / ours / 1000}
+
+
+def measure_others(steps: Steps, layer: Layer, rounds: int, with_peer: bool) -> dict[str, Any]:
+    result: dict[str, Any] = {"misses": steps.misses}
     if steps.misses:
         grids = {}
         for ctas in GATHER_CTAS:
             cuda_ops.GATHER_CTAS = ctas
             grids[ctas] = device_us([lambda i=i: layer.gather(steps, i) for i in range(steps.count)], rounds)
-        result["gather_us"] = min(grids.values())
-        result["gather_by_ctas"] = grids
+        result |= {"gather_us": min(grids.values()), "gather_by_ctas": grids}
     else:
         result["gather_us"] = empty_us(rounds)
     if with_peer:
         peer = layer.peer(steps)
         result["peer_us"] = device_us([lambda i=i: peer.swap_in(i) for i in range(steps.count)], rounds)
-    result["limit_us"] = 1.25 * (result["gather_us"] + SLACK_US)
-    result["gb_per_s"] = steps.misses * cell.row_bytes / ours / 1000
-    return result
+    return result | {"limit_us": 1.25 * (result["gather_us"] + SLACK_US)}
 
 
 def empty_us(rounds: int) -> float:
@@ -110,7 +120,8 @@ def verdict(row: dict[str, Any]) -> str:
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    head = "row|slots|buffer|batch|miss %|ours us|gather us|limit us|peer us|peer/ours|GB/s|misses goal".split("|")
+    head = ["row", "slots", "buffer", "batch", "miss %", "shape", "ours us", "gather us", "limit us", "peer us"]
+    head += ["peer/ours", "GB/s", "misses goal"]
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     for row in rows:
         peer = row.get("peer_us")
@@ -120,6 +131,7 @@ def table(rows: list[dict[str, Any]]) -> str:
             row["buffer"],
             row["batch"],
             row["miss_percent"],
+            row["shape"],
             f"{row['ours_us']:.1f}",
             f"{row['gather_us']:.1f}",
             f"{row['limit_us']:.1f}",
@@ -130,6 +142,11 @@ def table(rows: list[dict[str, Any]]) -> str:
         )
         lines.append("| " + " | ".join(str(cell) for cell in cells) + " |")
     return "\n".join(lines)
+
+
+def given_shape(shape: str) -> Callable[[int], tuple[int, int]]:
+    threads, cluster = map(int, shape.split("x"))
+    return lambda batch: (threads, cluster)
 
 
 def main() -> None:
@@ -159,16 +176,14 @@ def main() -> None:
                 for batch in options.batches:
                     for miss_percent in options.misses:
                         cell = Cell(row_bytes, slots, buffer, batch, miss_percent)
+                        steps = Steps(cell, layer)
+                        others = measure_others(steps, layer, options.rounds, not options.no_peer)
                         for shape in options.shapes or [None]:
-                            if shape:
-                                threads, cluster = map(int, shape.split("x"))
-                                cuda_ops.swap_in_launch_shape = lambda batch, s=(threads, cluster): s
-                            else:
-                                cuda_ops.swap_in_launch_shape = default_shape
-                            row = measure(cell, layer, pool, options.rounds, not options.no_peer)
-                            row["shape"] = shape or "x".join(map(str, default_shape(batch)))
-                            rows.append(row)
-                            print(*row.values(), verdict(row), flush=True)
+                            cuda_ops.swap_in_launch_shape = given_shape(shape) if shape else default_shape
+                            shape = shape or "x".join(map(str, default_shape(batch)))
+                            row = {**cell.as_dict(), "shape": shape, **measure_ours(steps, layer, options.rounds)}
+                            rows.append(row | others)
+                            print(*rows[-1].values(), verdict(rows[-1]), flush=True)
             del layer
             torch.cuda.empty_cache()
 

@@ -19,11 +19,13 @@ __device__ __forceinline__ unsigned home_cell(int32_t position) {
   return (static_cast<uint32_t>(position) * 2654435769u) >> (32 - kLog2Cells);
 }
 
-// Fills `count` bytes at `data` (both multiples of 16) with ones, by all threads of the CTA.
-template <int kThreads>
-__device__ __forceinline__ void fill_with_ones(void* data, int count) {
+// Fills kBytes at `data` with ones, by all threads of the CTA.
+template <int kThreads, int kBytes>
+__device__ __forceinline__ void fill_with_ones(void* data) {
+  static_assert(kBytes % (16 * kThreads) == 0);
   const uint4 ones = make_uint4(~0u, ~0u, ~0u, ~0u);
-  for (int i = threadIdx.x; i < count / 16; i += kThreads) static_cast<uint4*>(data)[i] = ones;
+#pragma unroll
+  for (int i = 0; i < kBytes / 16; i += kThreads) static_cast<uint4*>(data)[i + threadIdx.x] = ones;
 }
 
 // A group is the cell that holds its position. Which entry of a group came first is not known from inserting;
@@ -45,11 +47,12 @@ struct KeyTable {
 
   template <int kThreads>
   __device__ __forceinline__ void clear() {
-    fill_with_ones<kThreads>(&cells, sizeof(Cells));
-    fill_with_ones<kThreads>(&rows, sizeof(GroupRows));
+    fill_with_ones<kThreads, sizeof(Cells)>(&cells);
+    fill_with_ones<kThreads, sizeof(GroupRows)>(&rows);
   }
   __device__ __forceinline__ int insert(int32_t position, int /*entry*/, int& repeated) {
     unsigned cell = home_cell<kLog2Cells>(position);
+#pragma unroll 1
     while (true) {
       const int32_t key = atomicCAS(&cells.key[cell], -1, position);
       if (key == position) repeated = 1;
@@ -59,12 +62,13 @@ struct KeyTable {
   }
   __device__ __forceinline__ int find(int32_t position) const {
     unsigned cell = home_cell<kLog2Cells>(position);
-    while (true) {
-      const int32_t key = cells.key[cell];
-      if (key == position) return cell;
-      if (key == -1) return kNoGroup;
+    int32_t key = cells.key[cell];
+#pragma unroll 1
+    while (key != position && key != -1) {
       cell = (cell + 1) & (kCells - 1);
+      key = cells.key[cell];
     }
+    return key == position ? static_cast<int>(cell) : kNoGroup;
   }
   __device__ __forceinline__ int row(int group) const { return rows.row[group]; }
   __device__ __forceinline__ void set_row(int group, int row) { rows.row[group] = static_cast<int16_t>(row); }
@@ -94,7 +98,7 @@ struct EntryTable {
 
   template <int kThreads>
   __device__ __forceinline__ void clear() {
-    fill_with_ones<kThreads>(&cells, sizeof(Cells));
+    fill_with_ones<kThreads, sizeof(Cells)>(&cells);
   }
   __device__ __forceinline__ int insert(int32_t position, int entry, int& /*repeated*/) {
     const unsigned short mine = static_cast<unsigned short>(entry);

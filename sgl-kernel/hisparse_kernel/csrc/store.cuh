@@ -106,7 +106,7 @@ struct PackFp8DsMla {
     for (int w = 0; w < 4; ++w) {
       float scaled[4];
 #pragma unroll
-      for (int i = 0; i < 4; ++i) scaled[i] = fminf(fmaxf(value[4 * w + i] * inverse, -kMax), kMax);
+      for (int i = 0; i < 4; ++i) scaled[i] = fmaxf(fminf(value[4 * w + i] * inverse, kMax), -kMax);
       packed[w] = to_e4m3x2(scaled[0], scaled[1]) | to_e4m3x2(scaled[2], scaled[3]) << 16;
     }
     write(lane, make_uint4(packed[0], packed[1], packed[2], packed[3]));

@@ -5,8 +5,9 @@
 // writes the LRU order and the last one everything else. The cluster barrier keeps them from writing state that
 // another CTA has still to read; nothing else passes between CTAs, so no scratch memory is needed.
 //
-// Rounds: a warp owns consecutive LRU rows (or entries), `rounds * 32` of them, lane by lane, so that order within
-// a CTA is the order of (warp, round, lane) and one scan over the warps' counts ranks everything.
+// A thread owns consecutive entries of the selection and consecutive rows (places in the LRU order), so that order
+// within a CTA is thread order and one scan over the threads ranks everything. What limits the part before the copy
+// is the number of instructions, not memory, hence shapes with exact sizes: see docs/kernel-notes.md.
 #pragma once
 
 #include "hisparse.cuh"
@@ -16,53 +17,82 @@ namespace hisparse {
 
 struct SwapInParams {
   const int32_t* selected;  // [batch, top_k]
-  int64_t selected_stride;
+  int selected_stride;
   Indices seq_lens;              // [batch]
   Indices req_pool_indices;      // [batch]
   const int32_t* num_real_reqs;  // [1]
   const int32_t* req_to_token;   // [num_regions, max_context]
-  int64_t req_to_token_stride;
+  int req_to_token_stride;
   Rows host;                  // [slots]
   Rows hot;                   // [num_regions * (num_lru_rows + page_size)]
   int32_t* owners;            // [num_regions, num_lru_rows]
   int16_t* lru_order;         // [num_regions, num_lru_rows]
   const int32_t* tail_start;  // [num_regions]
   int32_t* out;               // [batch, top_k]
-  int64_t out_stride;
+  int out_stride;
   unsigned long long* counters;  // [3]
   int num_regions, max_context, top_k, num_lru_rows, page_size, row_chunks;
 };
 
-// What a kernel is compiled for: threads of a CTA, rounds that fit its registers, the table.
-template <int kThreads_, int kEntryRounds_, int kRowRounds_, class Table_>
+// What a kernel is compiled for: threads of a CTA, entries and rows a thread may own, the table. kExact: top_k and
+// num_lru_rows are exactly what the threads can own, so that nothing needs a bound.
+template <int kThreads_, int kEntries_, int kRows_, class Table_, bool kExact_>
 struct SwapInShape {
   using Table = Table_;
+  static constexpr bool kExact = kExact_;
   static constexpr int kThreads = kThreads_;
   static constexpr int kWarps = kThreads / kWarp;
-  static constexpr int kEntryRounds = kEntryRounds_;
-  static constexpr int kRowRounds = kRowRounds_;
-  static constexpr int kMaxTopK = kEntryRounds * kThreads;
-  static constexpr int kMaxLruRows = kRowRounds * kThreads;
+  static constexpr int kEntries = kEntries_;
+  static constexpr int kRows = kRows_;
+  static constexpr int kMaxTopK = kEntries * kThreads;
+  static constexpr int kMaxLruRows = kRows * kThreads;
   static constexpr int kCtasPerSm = 1024 / kThreads;  // 64 registers a thread
-  static constexpr int kUnroll = kEntryRounds > 8 ? 1 : 32;  // what does not fit registers may as well be a loop
+  static constexpr int kUnroll = kEntries > 8 || kRows > 16 ? 1 : 32;  // what does not fit registers may be a loop
   static_assert(kWarps <= kWarp, "the warps' counts are scanned by one warp");
-  static_assert(kRowRounds <= 32 && kEntryRounds <= 32, "a thread keeps one bit a round");
+  static_assert(kEntries <= 32 && kRows <= 32, "a thread keeps one bit of each");
+
+  static bool fits(const SwapInParams& p) {
+    return kExact ? p.top_k == kMaxTopK && p.num_lru_rows == kMaxLruRows
+                  : p.top_k <= kMaxTopK && p.num_lru_rows <= kMaxLruRows;
+  }
 };
+
+// kCount consecutive values, in loads of up to 16 bytes where kExact makes their addresses multiples of that.
+template <int kCount, class T>
+__device__ __forceinline__ void load_consecutive(T (&values)[kCount], const T* source) {
+  constexpr int kBytes = kCount * sizeof(T);
+  if constexpr (kBytes % 16 == 0) {
+#pragma unroll
+    for (int i = 0; i < kBytes / 16; ++i) reinterpret_cast<int4*>(values)[i] = reinterpret_cast<const int4*>(source)[i];
+  } else if constexpr (kBytes % 8 == 0) {
+#pragma unroll
+    for (int i = 0; i < kBytes / 8; ++i) reinterpret_cast<int2*>(values)[i] = reinterpret_cast<const int2*>(source)[i];
+  } else {
+    static_assert(kBytes % 4 == 0);
+#pragma unroll
+    for (int i = 0; i < kBytes / 4; ++i) reinterpret_cast<int*>(values)[i] = reinterpret_cast<const int*>(source)[i];
+  }
+}
 
 template <class Shape>
 struct SwapInShared {
+  static constexpr int kMissWords = Shape::kMaxTopK / kWarp;
   union {
     typename Shape::Table::Cells cells;  // until the misses are known
     int32_t slot[Shape::kMaxTopK];       // from then on: host slot of each miss, -1 = outside the pool
   };
   typename Shape::Table::GroupRows group_rows;
-  uint16_t victim[Shape::kMaxTopK];               // LRU row that each miss may take
-  uint32_t hit_word[Shape::kMaxLruRows / kWarp];  // bit of LRU row r: its position is selected
-  uint32_t bad_word[Shape::kMaxTopK / kWarp];     // bit of miss k: slot[k] is -1
-  int bad_before[Shape::kMaxTopK / kWarp];        // bits set in earlier words
-  uint32_t row_counts[Shape::kWarps];             // of each warp: hits | misses << 16
-  uint32_t entry_counts[Shape::kWarps];           // of each warp: entries in the tail | resident entries << 16
-  int repeated;                                   // some position was selected twice
+  uint16_t victim[Shape::kMaxTopK];  // LRU row that each miss may take
+  union {
+    uint8_t is_hit[Shape::kMaxLruRows];  // of each LRU row, until counted: its position is selected
+    struct {
+      uint32_t word[kMissWords];    // bit of miss k: slot[k] is -1
+      int before[kMissWords];  // bits set in earlier words
+    } bad;
+  };
+  uint32_t warp_ranks[Shape::kWarps];    // of each warp: hits | misses << 16
+  uint32_t warp_entries[Shape::kWarps];  // of each warp: entries in the tail | resident entries << 16
+  int repeated;                          // some position was selected twice
 };
 
 __device__ __forceinline__ void cluster_arrive() {
@@ -73,8 +103,6 @@ __device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.w
 template <class Shape>
 class SwapIn {
   using Table = typename Shape::Table;
-  static constexpr int kEntries = Shape::kEntryRounds;
-  static constexpr int kRows = Shape::kRowRounds;
 
  public:
   __device__ __forceinline__ SwapIn(const SwapInParams& params, SwapInShared<Shape>& shared)
@@ -83,36 +111,49 @@ class SwapIn {
         table(make_table(params, shared)),
         lane(threadIdx.x % kWarp),
         warp(threadIdx.x / kWarp),
-        is_first_cta(blockIdx.x == 0),
-        is_last_cta(blockIdx.x == gridDim.x - 1),
-        entry_rounds(rounds_for(params.top_k)),
-        row_rounds(rounds_for(params.num_lru_rows)) {}
-
-  __device__ __forceinline__ void load_selection() {
-    const int32_t* selected = p.selected + blockIdx.y * p.selected_stride;
-    for_entries([&](int j, int entry) { position[j] = entry < p.top_k ? __ldg(selected + entry) : -1; });
+        entries_per_thread(Shape::kExact ? Shape::kEntries : (params.top_k + Shape::kThreads - 1) / Shape::kThreads),
+        rows_per_thread(Shape::kExact ? Shape::kRows : (params.num_lru_rows + Shape::kThreads - 1) / Shape::kThreads) {
   }
 
-  // False for padding, and for a region that does not exist.
-  __device__ __forceinline__ bool find_request() {
-    region = p.req_pool_indices[blockIdx.y];
-    seq_len = p.seq_lens[blockIdx.y];
-    return blockIdx.y < __ldg(p.num_real_reqs) && region >= 0 && region < p.num_regions;
+  // ---- inputs ----
+
+  __device__ __forceinline__ void load_selection() {
+    const int32_t* selected = selected_row(p);
+    for_entries([&](int j, int entry) { position[j] = exists(entry) ? __ldg(selected + entry) : -1; });
+  }
+
+  __device__ __forceinline__ void load_request() {
+    num_real = __ldg(p.num_real_reqs);
+    given_region = p.req_pool_indices[blockIdx.y];
+    region = static_cast<int>(given_region);
+    seq_len = static_cast<int32_t>(p.seq_lens[blockIdx.y]);
+  }
+
+  // Not padding, and a region that exists.
+  __device__ __forceinline__ bool is_real() const {
+    return static_cast<int>(blockIdx.y) < num_real && given_region >= 0 && given_region < p.num_regions;
   }
 
   __device__ __forceinline__ void refuse() {
-    if (is_first_cta) for_entries([&](int, int entry) {
-      if (entry < p.top_k) out_row()[entry] = -1;
-    });
+    if (blockIdx.x != 0) return;
+#pragma unroll 1
+    for (int i = threadIdx.x; i < p.top_k; i += Shape::kThreads) out_row()[i] = kNoRow;
   }
 
   __device__ __forceinline__ void load_state() {
-    tail_start = __ldg(p.tail_start + region);
-    const int32_t* owners = p.owners + region * p.num_lru_rows;
-    const int16_t* order = p.lru_order + region * p.num_lru_rows;
-    for_rows([&](int j, int row) { owner[j] = row < p.num_lru_rows ? owners[row] : -1; });
-    for_rows([&](int j, int place) { order_row[j] = place < p.num_lru_rows ? order[place] : 0; });
+    tail_from = max(__ldg(p.tail_start + region), seq_len - p.page_size);
+    const int32_t* owners = owners_row();
+    const int16_t* order = order_row();
+    if constexpr (Shape::kExact) {
+      load_consecutive(owner, owners + threadIdx.x * Shape::kRows);
+      load_consecutive(placed, order + threadIdx.x * Shape::kRows);
+    } else {
+      for_rows([&](int i, int row) { owner[i] = is_row(row) ? owners[row] : -1; });
+      for_rows([&](int i, int place) { placed[i] = is_row(place) ? order[place] : 0; });
+    }
   }
+
+  // ---- resolve ----
 
   __device__ __forceinline__ void clear_table() {
     table.template clear<Shape::kThreads>();
@@ -123,29 +164,39 @@ class SwapIn {
     int repeated = 0;
     for_entries([&](int j, int entry) {
       const int32_t at = position[j];
-      const bool valid = at >= 0 && at < seq_len;
-      const bool in_tail = valid && at >= tail_start && at >= seq_len - p.page_size;
-      tail_bits |= in_tail << j;
-      wanted_bits |= (valid && !in_tail) << j;
-      if (valid && !in_tail) group[j] = table.insert(at, entry, repeated);
+      if (at < 0 || at >= seq_len) return;
+      if (at >= tail_from) {
+        tail_bits |= 1u << j;
+      } else {
+        wanted_bits |= 1u << j;
+        group[j] = table.insert(at, entry, repeated);
+      }
     });
     if (repeated) s.repeated = 1;
   }
 
-  // Which LRU rows hold a selected position. Tells the group its row, and everyone the row's bit.
+  // EntryTable knows a group only when all entries are in.
+  __device__ __forceinline__ void find_groups() {
+    if constexpr (Table::kGroupIsFirstEntry) {
+      for_entries([&](int j, int) {
+        if (is(wanted_bits, j)) group[j] = table.find(position[j]);
+      });
+    }
+  }
+
+  // Which LRU rows hold a selected position. Tells the group its row, and everyone that the row is a hit.
   __device__ __forceinline__ void probe_rows() {
-    for_rows([&](int j, int row) {
-      const int found = owner[j] >= 0 ? table.find(owner[j]) : kNoGroup;
+    for_rows([&](int i, int row) {
+      const int found = owner[i] >= 0 ? table.find(owner[i]) : kNoGroup;
       if (found != kNoGroup) table.set_row(found, row);
-      const unsigned hits = __ballot_sync(kAllLanes, found != kNoGroup);
-      if (lane == 0) s.hit_word[row / kWarp] = hits;
+      s.is_hit[row] = found != kNoGroup;
     });
   }
 
   // Sorts the entries into resident and missing; the first entry of a missing group stands for it.
   __device__ __forceinline__ void find_misses() {
-    uint32_t first_bits = first_entries();
-    const int32_t* slots = p.req_to_token + region * p.req_to_token_stride;
+    const uint32_t first_bits = first_entries();
+    const int32_t* slots = p.req_to_token + static_cast<int64_t>(region) * p.req_to_token_stride;
     for_entries([&](int j, int) {
       row[j] = kNoRow;
       if (!is(wanted_bits, j)) return;
@@ -154,31 +205,32 @@ class SwapIn {
         miss_bits |= 1u << j;
         slot[j] = __ldg(slots + min(position[j], p.max_context - 1));
       }
+      resident_bits |= static_cast<uint32_t>(row[j] != kNoRow) << j;
     });
   }
 
-  // Ranks: how many hits and misses lie before this warp's, and how many there are in all.
+  // Ranks: how many hits and misses lie before this thread's, and how many there are in all.
   __device__ __forceinline__ void count() {
-    uint32_t hits = 0, misses = 0, tails = 0, residents = 0;
-    for_rows([&](int j, int place) {
-      const unsigned holder = static_cast<unsigned>(order_row[j]);
-      const bool hit = place < p.num_lru_rows && is(s.hit_word[holder / kWarp], holder % kWarp);
-      hit_bits |= hit << j;
-      hits += __popc(__ballot_sync(kAllLanes, hit));
+    for_rows([&](int i, int place) {
+      const uint32_t hit = is_row(place) ? s.is_hit[placed[i]] : 0;
+      hit_bits |= hit << i;
     });
-    for_entries([&](int j, int) {
-      misses += __popc(__ballot_sync(kAllLanes, is(miss_bits, j)));
-      tails += __popc(__ballot_sync(kAllLanes, is(tail_bits, j)));
-      residents += __popc(__ballot_sync(kAllLanes, row[j] != kNoRow));
-    });
-    if (lane == 0) {
-      s.row_counts[warp] = hits | misses << 16;
-      s.entry_counts[warp] = tails | residents << 16;
+    const uint32_t mine = __popc(hit_bits) | __popc(miss_bits) << 16;
+    uint32_t through = mine;
+#pragma unroll
+    for (int step = 1; step < kWarp; step *= 2) {
+      const uint32_t below = __shfl_up_sync(kAllLanes, through, step);
+      if (lane >= step) through += below;
+    }
+    const uint32_t entries = __reduce_add_sync(kAllLanes, __popc(tail_bits) | __popc(resident_bits) << 16);
+    if (lane == kWarp - 1) {
+      s.warp_ranks[warp] = through;
+      s.warp_entries[warp] = entries;
     }
     __syncthreads();
-    const uint32_t counts = lane < Shape::kWarps ? s.row_counts[lane] : 0;
-    const uint32_t before = __reduce_add_sync(kAllLanes, lane < warp ? counts : 0);
-    const uint32_t total = __reduce_add_sync(kAllLanes, counts);
+    const uint32_t ranks = lane < Shape::kWarps ? s.warp_ranks[lane] : 0;
+    const uint32_t before = __reduce_add_sync(kAllLanes, lane < warp ? ranks : 0) + through - mine;
+    const uint32_t total = __reduce_add_sync(kAllLanes, ranks);
     hits_before = before & 0xffff, misses_before = before >> 16;
     num_hits = total & 0xffff, num_misses = total >> 16;
     num_loaded = num_misses;
@@ -186,8 +238,8 @@ class SwapIn {
 
   // The k-th miss gets the k-th evictable row, and is loaded if its slot lies in the host pool.
   __device__ __forceinline__ void assign_victims() {
-    for_ranked_rows([&](int j, int, bool hit, int rank) {
-      if (!hit && rank < num_misses) s.victim[rank] = order_row[j];
+    for_ranked_rows([&](int lru_row, bool hit, int rank) {
+      if (!hit && rank < num_misses) s.victim[rank] = static_cast<uint16_t>(lru_row);
     });
     int bad = 0;
     for_ranked_misses([&](int j, int rank) {
@@ -199,32 +251,38 @@ class SwapIn {
     if (any_bad) num_loaded = num_misses - rank_bad_misses(s, num_misses);
   }
 
+  // ---- outputs ----
+
   // New order: evictable rows that stay, then loaded rows, then hits.
   __device__ __forceinline__ void write_order() {
-    int16_t* order = p.lru_order + region * p.num_lru_rows;
-    const int num_evictable = p.num_lru_rows - num_hits;
-    for_ranked_rows([&](int j, int place, bool hit, int rank) {
-      if (place >= p.num_lru_rows) return;
-      int to;
-      if (hit) {
-        to = num_evictable + rank;
-      } else if (rank >= num_misses) {
-        to = rank - num_loaded;
-      } else {
-        const int bad = any_bad ? bad_misses_before(rank) : 0;
-        const bool stays = any_bad && s.slot[rank] < 0;
-        to = stays ? bad : num_evictable - num_loaded + rank - bad;
+    if (any_bad) return write_order_around_bad_misses();
+    int16_t* order = order_row();
+    const int num_evictable = num_lru_rows() - num_hits;
+    for_ranked_rows([&](int lru_row, bool hit, int rank) {
+      const int moved = hit ? num_evictable : rank < num_misses ? num_evictable - num_misses : -num_misses;
+      order[rank + moved] = static_cast<int16_t>(lru_row);
+    });
+  }
+
+  // The same where some misses were not loaded: their victims stay evictable, in their places.
+  __device__ __forceinline__ void write_order_around_bad_misses() {
+    int16_t* order = order_row();
+    const int num_evictable = num_lru_rows() - num_hits;
+    for_ranked_rows([&](int lru_row, bool hit, int rank) {
+      int to = hit ? num_evictable + rank : rank - num_loaded;
+      if (!hit && rank < num_misses) {
+        const int bad = bad_misses_before(rank);
+        to = s.slot[rank] < 0 ? bad : num_evictable - num_loaded + rank - bad;
       }
-      order[to] = static_cast<int16_t>(order_row[j]);
+      order[to] = static_cast<int16_t>(lru_row);
     });
   }
 
   __device__ __forceinline__ void write_owners() {
-    int32_t* owners = p.owners + region * p.num_lru_rows;
     for_ranked_misses([&](int j, int rank) {
       if (s.slot[rank] < 0) return;
       row[j] = s.victim[rank];
-      owners[row[j]] = position[j];
+      owners_row()[row[j]] = position[j];
     });
   }
 
@@ -236,7 +294,7 @@ class SwapIn {
     __syncthreads();
     int served = 0;
     for_entries([&](int j, int) {
-      if (!is(wanted_bits, j) || is(miss_bits, j) || row[j] != kNoRow) return;
+      if (!is(wanted_bits & ~miss_bits & ~resident_bits, j)) return;
       row[j] = table.row(group[j]);
       served += row[j] != kNoRow;
     });
@@ -245,11 +303,11 @@ class SwapIn {
   }
 
   __device__ __forceinline__ void write_out() {
-    const int region_start = static_cast<int>(region) * (p.num_lru_rows + p.page_size);
+    const int region_start = region * (num_lru_rows() + p.page_size);
     for_entries([&](int j, int entry) {
-      if (entry >= p.top_k) return;
-      const int in_region = is(tail_bits, j) ? p.num_lru_rows + position[j] % p.page_size : row[j];
-      out_row()[entry] = in_region == kNoRow ? -1 : region_start + in_region;
+      if (!exists(entry)) return;
+      if (is(tail_bits, j)) row[j] = num_lru_rows() + position[j] % p.page_size;
+      out_row()[entry] = row[j] == kNoRow ? kNoRow : region_start + row[j];
     });
   }
 
@@ -259,65 +317,74 @@ class SwapIn {
       if (lane == 0 && repeats_served > 0) atomicAdd(p.counters + kHit, repeats_served);
     }
     if (warp != 0) return;
-    const uint32_t total = __reduce_add_sync(kAllLanes, lane < Shape::kWarps ? s.entry_counts[lane] : 0);
-    const int increment[3] = {static_cast<int>(total & 0xffff), static_cast<int>(total >> 16), num_loaded};
-#pragma unroll
-    for (int i = 0; i < 3; ++i) {
-      if (lane == i && increment[i] > 0) atomicAdd(p.counters + i, increment[i]);
-    }
+    const uint32_t total = __reduce_add_sync(kAllLanes, lane < Shape::kWarps ? s.warp_entries[lane] : 0);
+    const int increment = lane == kTail ? total & 0xffff : lane == kHit ? total >> 16 : num_loaded;
+    if (lane <= kMiss && increment > 0) atomicAdd(p.counters + lane, increment);
   }
 
   template <class Row, int kInFlight>
   __device__ __forceinline__ void copy_missing_rows() {
     const int from = num_misses * blockIdx.x / gridDim.x, to = num_misses * (blockIdx.x + 1) / gridDim.x;
-    const int64_t region_start = region * (p.num_lru_rows + p.page_size);
+    uint4* const hot_region = p.hot.at(static_cast<int64_t>(region) * (num_lru_rows() + p.page_size));
     copy_rows<Row, kInFlight>(threadIdx.x, Shape::kThreads, to - from, p.row_chunks, [&](unsigned i) {
       const int from_slot = s.slot[from + i];
-      return Move{from_slot < 0 ? nullptr : p.host.at(from_slot), p.hot.at(region_start + s.victim[from + i])};
+      return Move{from_slot < 0 ? nullptr : p.host.at(from_slot), hot_region + s.victim[from + i] * p.hot.stride};
     });
   }
 
   __device__ __forceinline__ bool has_misses() const { return num_misses > 0; }
   __device__ __forceinline__ bool has_repeats() const { return Table::kGroupIsFirstEntry || s.repeated; }
-  __device__ __forceinline__ bool writes_order() const { return is_first_cta; }
-  __device__ __forceinline__ bool writes_rows() const { return is_last_cta; }
 
  private:
   static __device__ __forceinline__ auto make_table(const SwapInParams& p, SwapInShared<Shape>& s) {
     if constexpr (Table::kGroupIsFirstEntry) {
-      return Table{s.cells, p.selected + blockIdx.y * p.selected_stride, p.out + blockIdx.y * p.out_stride};
+      return Table{s.cells, selected_row(p), p.out + static_cast<int64_t>(blockIdx.y) * p.out_stride};
     } else {
       return Table{s.cells, s.group_rows};
     }
   }
-  static __device__ __forceinline__ int rounds_for(int count) { return (count + Shape::kThreads - 1) / Shape::kThreads; }
   static __device__ __forceinline__ bool is(uint32_t bits, int j) { return bits >> j & 1; }
-  __device__ __forceinline__ int32_t* out_row() const { return p.out + blockIdx.y * p.out_stride; }
+  static __device__ __forceinline__ const int32_t* selected_row(const SwapInParams& p) {
+    return p.selected + static_cast<int64_t>(blockIdx.y) * p.selected_stride;
+  }
+  __device__ __forceinline__ int32_t* out_row() const {
+    return p.out + static_cast<int64_t>(blockIdx.y) * p.out_stride;
+  }
+  __device__ __forceinline__ int32_t* owners_row() const {
+    return p.owners + static_cast<int64_t>(region) * num_lru_rows();
+  }
+  __device__ __forceinline__ int16_t* order_row() const {
+    return p.lru_order + static_cast<int64_t>(region) * num_lru_rows();
+  }
+  __device__ __forceinline__ int num_lru_rows() const { return Shape::kExact ? Shape::kMaxLruRows : p.num_lru_rows; }
+  __device__ __forceinline__ bool is_row(int row) const { return Shape::kExact || row < p.num_lru_rows; }
+  __device__ __forceinline__ bool exists(int entry) const { return Shape::kExact || entry < p.top_k; }
 
+  // body(j, entry): this thread's j-th entry, which may lie behind the last one.
   template <class Body>
   __device__ __forceinline__ void for_entries(Body body) const {
 #pragma unroll(Shape::kUnroll)
-    for (int j = 0; j < kEntries; ++j) {
-      if (j < entry_rounds) body(j, (warp * entry_rounds + j) * kWarp + lane);
+    for (int j = 0; j < Shape::kEntries; ++j) {
+      if (j < entries_per_thread) body(j, static_cast<int>(threadIdx.x) * entries_per_thread + j);
     }
   }
+  // body(i, row): this thread's i-th row or place, which may lie behind the last one.
   template <class Body>
   __device__ __forceinline__ void for_rows(Body body) const {
 #pragma unroll(Shape::kUnroll)
-    for (int j = 0; j < kRows; ++j) {
-      if (j < row_rounds) body(j, (warp * row_rounds + j) * kWarp + lane);
+    for (int i = 0; i < Shape::kRows; ++i) {
+      if (i < rows_per_thread) body(i, static_cast<int>(threadIdx.x) * rows_per_thread + i);
     }
   }
-  // body(j, place in the LRU order, hit, rank among the hits or among the evictable rows), oldest row first.
+  // body(LRU row, hit, rank among the hits or among the evictable rows), oldest row first.
   template <class Body>
   __device__ __forceinline__ void for_ranked_rows(Body body) const {
     int hits = hits_before;
-    for_rows([&](int j, int place) {
-      const bool hit = is(hit_bits, j);
-      const unsigned ballot = __ballot_sync(kAllLanes, hit);
-      const int before = hits + __popc(ballot & ((1u << lane) - 1));
-      hits += __popc(ballot);
-      if (place < p.num_lru_rows) body(j, place, hit, hit ? before : place - before);
+    for_rows([&](int i, int place) {
+      if (!is_row(place)) return;
+      const bool hit = is(hit_bits, i);
+      body(placed[i], hit, hit ? hits : place - hits);
+      hits += hit;
     });
   }
   // body(j, rank among the misses), for this thread's missing entries.
@@ -325,9 +392,7 @@ class SwapIn {
   __device__ __forceinline__ void for_ranked_misses(Body body) const {
     int misses = misses_before;
     for_entries([&](int j, int) {
-      const unsigned ballot = __ballot_sync(kAllLanes, is(miss_bits, j));
-      if (is(miss_bits, j)) body(j, misses + __popc(ballot & ((1u << lane) - 1)));
-      misses += __popc(ballot);
+      if (is(miss_bits, j)) body(j, misses++);
     });
   }
 
@@ -361,45 +426,37 @@ class SwapIn {
     for (int word = warp; word < words; word += Shape::kWarps) {
       const int k = word * kWarp + lane;
       const unsigned bits = __ballot_sync(kAllLanes, k < num_misses && s.slot[k] < 0);
-      if (lane == 0) s.bad_word[word] = bits;
+      if (lane == 0) s.bad.word[word] = bits;
     }
     __syncthreads();
     int before = 0;
     for (int word = 0; word < words; ++word) {
-      if (threadIdx.x == 0) s.bad_before[word] = before;
-      before += __popc(s.bad_word[word]);
+      if (threadIdx.x == 0) s.bad.before[word] = before;
+      before += __popc(s.bad.word[word]);
     }
     __syncthreads();
     return before;
   }
   __device__ __forceinline__ int bad_misses_before(int rank) const {
-    return s.bad_before[rank / kWarp] + __popc(s.bad_word[rank / kWarp] & ((1u << rank % kWarp) - 1));
+    return s.bad.before[rank / kWarp] + __popc(s.bad.word[rank / kWarp] & ((1u << rank % kWarp) - 1));
   }
 
- public:
-  // EntryTable knows a group only when all entries are in.
-  __device__ __forceinline__ void find_groups() {
-    if constexpr (Table::kGroupIsFirstEntry) {
-      for_entries([&](int j, int) {
-        if (is(wanted_bits, j)) group[j] = table.find(position[j]);
-      });
-    }
-  }
-
- private:
   const SwapInParams& p;
   SwapInShared<Shape>& s;
   Table table;
   const int lane, warp;
-  const bool is_first_cta, is_last_cta;
-  const int entry_rounds, row_rounds;
+  const int entries_per_thread, rows_per_thread;
 
-  int64_t region = 0, seq_len = 0;
-  int32_t tail_start = 0;
-  // One element a round; bits are numbered by round.
-  int32_t position[kEntries], group[kEntries], row[kEntries], slot[kEntries];
-  int32_t owner[kRows], order_row[kRows];
-  uint32_t tail_bits = 0, wanted_bits = 0, miss_bits = 0, hit_bits = 0;
+  int64_t given_region = 0;
+  int region = 0;
+  int32_t num_real = 0, seq_len = 0, tail_from = 0;
+  // Of this thread's entries; bits are numbered alike.
+  int32_t position[Shape::kEntries], group[Shape::kEntries], row[Shape::kEntries], slot[Shape::kEntries];
+  uint32_t tail_bits = 0, wanted_bits = 0, resident_bits = 0, miss_bits = 0;
+  // Of this thread's rows: who owns the i-th, and which LRU row is at the i-th place of the order.
+  alignas(16) int32_t owner[Shape::kRows];
+  alignas(16) int16_t placed[Shape::kRows];
+  uint32_t hit_bits = 0;
   int hits_before = 0, misses_before = 0, num_hits = 0, num_misses = 0, num_loaded = 0;
   int any_bad = 0;
 };
@@ -411,12 +468,10 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kCtasPerSm)
   extern __shared__ uint4 shared[];
   SwapIn<Shape> step(params, *reinterpret_cast<SwapInShared<Shape>*>(shared));
   step.load_selection();
-  if (!step.find_request()) {
-    step.refuse();
-    return;
-  }
+  step.load_request();
+  step.clear_table();  // while the loads are under way
+  if (!step.is_real()) return step.refuse();
   step.load_state();
-  step.clear_table();
   __syncthreads();
   step.insert_selection();
   __syncthreads();
@@ -428,14 +483,14 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kCtasPerSm)
   if (gridDim.x > 1) cluster_arrive();
   if (step.has_misses()) step.assign_victims();
   if (gridDim.x > 1) cluster_wait();
-  if (step.writes_order()) step.write_order();
-  if (step.writes_rows()) {
-    step.write_owners();
+  if (blockIdx.x == 0) step.write_order();
+  if (blockIdx.x == gridDim.x - 1) {
+    if (step.has_misses()) step.write_owners();
     const int repeats_served = step.has_repeats() ? step.follow_first_entries() : 0;
     step.write_out();
     step.write_counters(repeats_served);
   }
-  step.template copy_missing_rows<Row, kInFlight>();
+  if (step.has_misses()) step.template copy_missing_rows<Row, kInFlight>();
 }
 
 }  // namespace hisparse

@@ -18,23 +18,27 @@ void launch_swap_in(const SwapInParams& params, Launch to) {
 
 template <class Shape>
 void launch_swap_in(const SwapInParams& params, const Launch& to) {
-  switch (params.row_chunks) {
-    case 1152 / 16: return launch_swap_in<Shape, Bf16Row>(params, to);
-    case 656 / 16: return launch_swap_in<Shape, Fp8DsMlaRow>(params, to);
-    default: return launch_swap_in<Shape, AnyRow>(params, to);
+  if constexpr (Shape::kExact) {
+    if (params.row_chunks == 1152 / 16) return launch_swap_in<Shape, Bf16Row>(params, to);
+    if (params.row_chunks == 656 / 16) return launch_swap_in<Shape, Fp8DsMlaRow>(params, to);
   }
+  launch_swap_in<Shape, AnyRow>(params, to);
 }
 
-// The shapes of the models in use, in two CTA sizes; buffers of up to 32,767 rows; anything.
+// Launches with the first shape that fits.
+template <class First, class... Others>
+void launch_first_fitting(const SwapInParams& params, const Launch& to) {
+  if (First::fits(params)) return launch_swap_in<First>(params, to);
+  if constexpr (sizeof...(Others) > 0) launch_first_fitting<Others...>(params, to);
+}
+
+// Exact sizes of the buffers in use (top-k 2,048), then anything that fits the fast table, then anything.
+template <int kThreads, int kBuffer>
+using Exact = SwapInShape<kThreads, 2048 / kThreads, kBuffer / kThreads, KeyTable<13>, true>;
 template <int kThreads>
-using Compact = SwapInShape<kThreads, 2048 / kThreads, 8192 / kThreads, KeyTable<13>>;
-using Wide = SwapInShape<1024, 2, 32, KeyTable<13>>;
-using Any = SwapInShape<1024, 32, 32, EntryTable>;
-
-template <class Shape>
-bool fits(const SwapInParams& params) {
-  return params.top_k <= Shape::kMaxTopK && params.num_lru_rows <= Shape::kMaxLruRows;
-}
+using Compact = SwapInShape<kThreads, 2048 / kThreads, 8192 / kThreads, KeyTable<13>, false>;
+using Wide = SwapInShape<1024, 2, 32, KeyTable<13>, false>;
+using Any = SwapInShape<1024, 32, 32, EntryTable, false>;
 
 inline void swap_in(TensorView selected, TensorView seq_lens, TensorView req_pool_indices, TensorView num_real_reqs,
              TensorView req_to_token, TensorView host_rows, TensorView hot_rows, TensorView owners,
@@ -42,19 +46,19 @@ inline void swap_in(TensorView selected, TensorView seq_lens, TensorView req_poo
              int64_t threads, int64_t cluster, int64_t stream) {
   SwapInParams params;
   params.selected = static_cast<const int32_t*>(selected.data_ptr());
-  params.selected_stride = selected.stride(0);
+  params.selected_stride = static_cast<int>(selected.stride(0));
   params.seq_lens = indices_of(seq_lens);
   params.req_pool_indices = indices_of(req_pool_indices);
   params.num_real_reqs = static_cast<const int32_t*>(num_real_reqs.data_ptr());
   params.req_to_token = static_cast<const int32_t*>(req_to_token.data_ptr());
-  params.req_to_token_stride = req_to_token.stride(0);
+  params.req_to_token_stride = static_cast<int>(req_to_token.stride(0));
   params.host = rows_of(host_rows);
   params.hot = rows_of(hot_rows);
   params.owners = static_cast<int32_t*>(owners.data_ptr());
   params.lru_order = static_cast<int16_t*>(lru_order.data_ptr());
   params.tail_start = static_cast<const int32_t*>(tail_start.data_ptr());
   params.out = static_cast<int32_t*>(out.data_ptr());
-  params.out_stride = out.stride(0);
+  params.out_stride = static_cast<int>(out.stride(0));
   params.counters = static_cast<unsigned long long*>(counters.data_ptr());
   params.num_regions = static_cast<int>(owners.size(0));
   params.max_context = static_cast<int>(req_to_token.size(1));
@@ -68,11 +72,11 @@ inline void swap_in(TensorView selected, TensorView seq_lens, TensorView req_poo
   to.device = selected.device().device_id;
   to.stream = stream;
   to.cluster = static_cast<int>(cluster);
-  if (fits<Compact<512>>(params)) {
-    return threads == 512 ? launch_swap_in<Compact<512>>(params, to) : launch_swap_in<Compact<1024>>(params, to);
+  if (threads == 512) {
+    launch_first_fitting<Exact<512, 4096>, Exact<512, 6144>, Compact<512>, Wide, Any>(params, to);
+  } else {
+    launch_first_fitting<Exact<1024, 4096>, Exact<1024, 6144>, Compact<1024>, Wide, Any>(params, to);
   }
-  if (fits<Wide>(params)) return launch_swap_in<Wide, AnyRow>(params, to);
-  launch_swap_in<Any, AnyRow>(params, to);
 }
 
 }  // namespace hisparse
