@@ -7,9 +7,8 @@ indexer's scores of a 16,384-token prompt with 4 heads are 4 GiB, its gathered r
 BLOCK_BYTES = 64 * 2**20
 """Bytes that the tensors of one block may take together, as the operator estimates them from its shapes.
 
-With the whole-prompt tensors that grow only linearly, an operator stays under 256 MiB at 16,384 tokens. Larger blocks
-were no
-faster: they leave the last-level cache.
+With the tensors that grow only linearly with the prompt, an operator's peak stays under 256 MiB at 16,384 tokens; tests
+hold it to that.
 """
 
 

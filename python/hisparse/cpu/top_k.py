@@ -4,8 +4,8 @@ from typing import Any
 
 import torch
 
-_LOWEST = torch.iinfo(torch.int64).min
-_POSITION_BITS = 32
+_MINUS_INFINITY = -(2**31) + 0x7FFFFF
+"""The integer that :func:`_ordered` makes of -inf."""
 
 
 def top_k_positions(
@@ -32,20 +32,28 @@ def top_k_positions(
     k = min(top_k, width)
     if rows == 0 or k == 0:
         return out
-    start = torch.zeros_like(lengths) if row_starts is None else row_starts
-    start, end = start.long().unsqueeze(1), (start + lengths).long().unsqueeze(1)
     column = torch.arange(width)
-
-    bits = (logits.float() + 0.0).view(torch.int32)  # + 0.0: -0.0 becomes 0.0, so that the two tie
-    key = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits).long()  # order of the integers = order of the floats
-    key = (key << _POSITION_BITS) + (2 ** (_POSITION_BITS - 1) - column)
-    key.masked_fill_((column < start) | (column >= end) | (logits == float("-inf")), _LOWEST)
+    if row_starts is None:
+        outside = column >= lengths.unsqueeze(1)
+    else:
+        outside = (column < row_starts.unsqueeze(1)) | (column >= (row_starts + lengths).unsqueeze(1))
+    key = _ordered((logits + 0.0).masked_fill_(outside, float("-inf"))).long()  # + 0.0: makes -0.0 tie with 0.0
+    key = key.bitwise_left_shift_(32).add_(2**31 - column)  # all columns fit 31 bits
 
     best, where = torch.topk(key, k, dim=-1, sorted=False)
-    nothing = torch.iinfo(torch.int64).max  # sorts behind every column
-    ordered = where.masked_fill_(best == _LOWEST, nothing).sort(-1).values
-    out[:, :k] = torch.where(ordered == nothing, -1, ordered - start).to(torch.int32)
+    absent = best.bitwise_right_shift_(32) <= _MINUS_INFINITY
+    position = where if row_starts is None else where - row_starts.unsqueeze(1)
+    ordered = position.masked_fill(absent, width).sort(-1).values  # the absent behind every position
+    out[:, :k] = torch.where(ordered == width, -1, ordered).to(torch.int32)
     return out
+
+
+def _ordered(x: torch.Tensor) -> torch.Tensor:
+    """Integers in the order of the floats, written over them: int32 for float32. Negative floats have their magnitude
+    inverted.
+    """
+    bits = x.view(torch.int32)
+    return bits.bitwise_xor_((bits >> 31).bitwise_and_(0x7FFFFFFF))
 
 
 def first_positions(lengths: torch.Tensor, top_k: int) -> torch.Tensor:
