@@ -40,6 +40,7 @@ class Flag(NamedTuple):
 VARIABLES = (
     Setting("SGLANG_USE_CPU_ENGINE", "1", "selects SGLang's CPU code paths"),
     Setting("TORCHDYNAMO_DISABLE", "1", "torch.compile would look for Triton"),
+    Setting("OMP_WAIT_POLICY", "PASSIVE", "threads that spin while they wait make a busy machine many times slower"),
     Setting("SGLANG_DSA_FUSE_TOPK", "0", "the fused top-k is a CUDA kernel"),
 )
 
