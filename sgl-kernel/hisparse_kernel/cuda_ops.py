@@ -1,13 +1,17 @@
 """The data plane on CUDA: same names, signatures and results as `hisparse_kernel.reference`.
 
-Each function checks its tensors and launches one kernel on torch's current stream. No function allocates or waits
-for the device, so all of them can be captured in a CUDA graph once the module is loaded (`warm_up`).
+Each function checks its tensors and launches on torch's current stream. No function allocates (but for a few KB in
+the first swap-in of a residency state) or waits for the device, so all of them can be captured in a CUDA graph once
+the module is loaded (`warm_up`).
 
 Where the reference would raise on bad device data (a region or slot that does not exist), the kernels leave that
 row out: nothing is written for it, and swap-in returns -1.
 """
 
 from __future__ import annotations
+
+import functools
+from typing import NamedTuple
 
 import torch
 
@@ -27,17 +31,29 @@ def warm_up() -> None:
     cuda_module()
 
 
-def swap_in_launch_shape(batch: int) -> tuple[int, int]:
-    """(threads of a CTA, CTAs of a request) for a batch; see docs/kernel-notes.md for the measurements."""
+class LaunchShape(NamedTuple):
+    """How swap_in is launched; docs/kernel-notes.md has the measurements behind `launch_shape`."""
+
+    threads: int
+    """Threads of a CTA that resolves: 1024, or 512 (two launches only)."""
+
+    ctas_per_request: int
+    """CTAs that resolve and copy one request together, in one launch; 0: one resolves, a second launch copies."""
+
+
+def launch_shape(batch: int) -> LaunchShape:
     if batch <= 16:
-        return 1024, 8
+        return LaunchShape(1024, 8)
     if batch <= 32:
-        return 1024, 4
-    if batch <= 64:
-        return 1024, 2
-    if batch <= 132:
-        return 1024, 1
-    return 512, 1
+        return LaunchShape(1024, 2)
+    return LaunchShape(1024 if batch <= 132 else 512, 0)
+
+
+@functools.cache
+def _loads_of(lru_order_address: int, batch: int, device: torch.device) -> torch.Tensor:
+    """int32 [batch]: what the first of two launches tells the second. One for each residency state, because two
+    swap-ins of one state never run at the same time, but those of two states may."""
+    return torch.empty(batch, dtype=torch.int32, device=device)
 
 
 def swap_in(
@@ -81,7 +97,7 @@ def swap_in(
     )
     if check["batch"] == 0:
         return out
-    threads, cluster = swap_in_launch_shape(check["batch"])
+    shape = launch_shape(check["batch"])
     cuda_module().swap_in(
         selected,
         seq_lens,
@@ -96,8 +112,10 @@ def swap_in(
         page_size,
         out,
         counters,
-        threads,
-        cluster,
+        _loads_of(lru_order.data_ptr(), -(-check["batch"] // 1024) * 1024, lru_order.device),
+        shape.ctas_per_request == 0,
+        shape.threads,
+        max(1, shape.ctas_per_request),
         _stream(hot_rows),
     )
     return out

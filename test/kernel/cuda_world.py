@@ -169,4 +169,4 @@ class World:
 
 
 def with_padding(shape: Shape) -> Shape:
-    return replace(shape, num_real=shape.batch // 2)
+    return replace(shape, num_real=(shape.batch + 1) // 2)

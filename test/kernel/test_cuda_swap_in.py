@@ -9,6 +9,7 @@ import torch
 from cuda_world import DEVICE, Guarded, Shape, World, with_padding
 
 from hisparse_kernel import cuda_ops
+from hisparse_kernel.cuda_ops import LaunchShape
 
 pytestmark = pytest.mark.gpu
 
@@ -26,10 +27,11 @@ SMALL = {
 LARGE = {
     "clusters of 8": Shape(2, 4096, 2048, row_bytes=656, max_context=20_000),
     "clusters of 8, bf16": Shape(8, 6144, 2048, row_bytes=1152, max_context=20_000, lens_dtype=I32),
-    "clusters of 4": Shape(20, 4096, 2048, row_bytes=656, max_context=9_000, bad_slots=0.01),
-    "clusters of 2": Shape(40, 4096, 2000, row_bytes=16, max_context=9_000),
-    "a CTA a request": Shape(70, 4095, 2047, row_bytes=32, max_context=9_000),
+    "clusters of 2": Shape(20, 4096, 2048, row_bytes=656, max_context=9_000, bad_slots=0.01),
+    "two launches": Shape(40, 4096, 2000, row_bytes=16, max_context=9_000),
+    "two launches, odd sizes": Shape(70, 4095, 2047, row_bytes=32, max_context=9_000),
     "two CTAs an SM": Shape(140, 8192, 2048, row_bytes=16, max_context=9_000, bad_slots=0.001),
+    "two CTAs an SM, bf16": Shape(140, 4096, 2048, row_bytes=1152, max_context=9_000),
     "wide": Shape(2, 20_000, 2048, row_bytes=656, max_context=60_000),
     "wide, largest": Shape(1, 32_767, 1, row_bytes=16, max_context=40_000),
     "any": Shape(3, 5000, 3001, row_bytes=48, max_context=20_000, bad_slots=0.01),
@@ -57,12 +59,17 @@ def test_large_shapes_equal_the_reference(name: str) -> None:
     run_steps(LARGE[name], 60)
 
 
-@pytest.mark.parametrize("launch_shape", [(threads, cluster) for threads in (512, 1024) for cluster in (1, 2, 4, 8)])
+LAUNCH_SHAPES = [LaunchShape(1024, ctas) for ctas in (1, 2, 4, 8, 16)] + [LaunchShape(1024, 0), LaunchShape(512, 0)]
+
+
+@pytest.mark.parametrize("context", [9_000, 200_000, 300_000])
+@pytest.mark.parametrize("launch_shape", LAUNCH_SHAPES)
+@pytest.mark.parametrize("buffer", [4096, 6144, 5000])
 def test_every_launch_shape_equals_the_reference(
-    launch_shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+    launch_shape: LaunchShape, context: int, buffer: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cuda_ops, "swap_in_launch_shape", lambda batch: launch_shape)
-    run_steps(Shape(3, 4096, 2048, row_bytes=656, max_context=9_000, bad_slots=0.005, num_real=2), 60)
+    monkeypatch.setattr(cuda_ops, "launch_shape", lambda batch: launch_shape)
+    run_steps(Shape(3, buffer, 2048, row_bytes=656, max_context=context, bad_slots=0.005, num_real=2), 12)
 
 
 def test_worked_example() -> None:
@@ -132,9 +139,10 @@ def test_no_real_request_touches_nothing() -> None:
 
 def test_regions_that_do_not_exist_are_refused() -> None:
     world = World(SMALL["odd"])
+    selected = world.draw(hits=0.0)
     for bad in (-1, world.shape.regions, 2**31 - 1):
         world.req_pool_indices.fill_(bad)
-        out = world.run_mine(world.draw(hits=0.0))
+        out = world.run_mine(selected)
         assert (out == -1).all()
     world.expected.fill_(-1)
     world.check()

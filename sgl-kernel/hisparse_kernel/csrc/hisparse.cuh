@@ -113,6 +113,19 @@ __device__ __forceinline__ void copy_rows(unsigned thread, unsigned num_threads,
   }
 }
 
+// ---- warps ------------------------------------------------------------------------------------------------
+
+// Sum of `value` over lanes 0 .. this one.
+__device__ __forceinline__ uint32_t sum_through_lane(uint32_t value) {
+  const int lane = threadIdx.x % kWarp;
+#pragma unroll
+  for (int step = 1; step < kWarp; step *= 2) {
+    const uint32_t below = __shfl_up_sync(kAllLanes, value, step);
+    if (lane >= step) value += below;
+  }
+  return value;
+}
+
 // ---- launch ----------------------------------------------------------------------------------------------
 
 inline void check(cudaError_t status, const char* what) {
@@ -142,7 +155,8 @@ struct Launch {
   int device;
   int64_t stream;
   size_t shared_bytes = 0;
-  int cluster = 1;  // CTAs along grid.x that form a cluster
+  int cluster = 1;          // CTAs along grid.x that form a cluster
+  bool overlaps = false;  // may start before the previous kernel of the stream ends (it waits for it itself)
 };
 
 // Attributes are a property of the kernel on a device: set once, never in a captured launch's way.
@@ -167,12 +181,19 @@ void launch(void (*kernel)(Params), const Launch& to, const Params& params, cons
   config.blockDim = dim3(to.threads);
   config.dynamicSmemBytes = to.shared_bytes;
   config.stream = reinterpret_cast<cudaStream_t>(to.stream);
-  cudaLaunchAttribute cluster{};
-  cluster.id = cudaLaunchAttributeClusterDimension;
-  cluster.val.clusterDim.x = to.cluster;
-  cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
-  config.attrs = &cluster;
-  config.numAttrs = to.cluster > 1 ? 1 : 0;
+  cudaLaunchAttribute attributes[2]{};
+  config.attrs = attributes;
+  if (to.cluster > 1) {
+    cudaLaunchAttribute& cluster = attributes[config.numAttrs++];
+    cluster.id = cudaLaunchAttributeClusterDimension;
+    cluster.val.clusterDim.x = to.cluster;
+    cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
+  }
+  if (to.overlaps) {
+    cudaLaunchAttribute& overlap = attributes[config.numAttrs++];
+    overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    overlap.val.programmaticStreamSerializationAllowed = 1;
+  }
   check(cudaLaunchKernelEx(&config, kernel, params), what);
 }
 

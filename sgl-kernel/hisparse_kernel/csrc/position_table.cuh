@@ -1,9 +1,11 @@
-// Two tables over the positions of one selection, in shared memory, with open addressing.
+// Tables over the positions of one selection, in shared memory.
 //
-// A table groups the entries of a selection by position. `insert` and `find` give a *group*; a group remembers one
-// LRU row. Both serve the same phases of swap-in (and one serves seed):
-//   KeyTable    keys beside each other in shared memory: fast, for selections of at most a quarter of kCells
-//   EntryTable  2 bytes a cell, keys looked up in the selection: for any selection up to 32,767 entries
+// A table groups the entries of a selection by position, and a *group* remembers one LRU row:
+//   RankTable   a bit for every position of the context; a group is the rank of its bit. No search, so loads of
+//               many positions overlap; for contexts of up to kPositions
+//   KeyTable    open addressing, keys beside each other: for selections of at most a quarter of kCells
+//   EntryTable  open addressing, 2 bytes a cell, keys looked up in the selection: for any selection up to 32,767
+//               entries; serves seed too
 #pragma once
 
 #include "hisparse.cuh"
@@ -22,16 +24,104 @@ __device__ __forceinline__ unsigned home_cell(int32_t position) {
 // Fills kBytes at `data` with ones, by all threads of the CTA.
 template <int kThreads, int kBytes>
 __device__ __forceinline__ void fill_with_ones(void* data) {
-  static_assert(kBytes % (16 * kThreads) == 0);
+  static_assert(kBytes % 16 == 0);
   const uint4 ones = make_uint4(~0u, ~0u, ~0u, ~0u);
 #pragma unroll
-  for (int i = 0; i < kBytes / 16; i += kThreads) static_cast<uint4*>(data)[i + threadIdx.x] = ones;
+  for (int i = threadIdx.x; i < kBytes / 16; i += kThreads) static_cast<uint4*>(data)[i] = ones;
 }
+
+// Bit p: position p is selected. `rank` = selected positions below p = base of p's segment (the words that one warp
+// counts) + those before p's word in its segment + those before p in its word.
+template <int kThreads, int kWordsPerThread, int kMaxEntries>
+struct RankTable {
+  static constexpr bool kIsRanked = true;
+  static constexpr bool kGroupIsFirstEntry = false;
+  static constexpr int kWords = kThreads * kWordsPerThread;
+  static constexpr int kPositions = kWords * 32;
+  static constexpr int kWordsPerSegment = kWordsPerThread * kWarp;
+  struct alignas(16) Cells {
+    uint32_t word[kWords];
+  };
+  struct alignas(16) GroupRows {
+    int16_t row[kMaxEntries];
+    uint16_t before_word[kWords];  // selected positions in earlier words of the segment
+    int segment_count[kThreads / kWarp];
+    int first_entry[kMaxEntries];  // only where positions repeat
+  };
+
+  // A position looked up: its word's bits below it, and whether its own is set.
+  struct Place {
+    int word;
+    int before_in_word;
+    bool is_selected;
+  };
+
+  Cells& cells;
+  GroupRows& groups;
+
+  __device__ __forceinline__ void clear() {
+    fill_with_ones<kThreads, sizeof(groups.row)>(groups.row);
+    const uint4 none = make_uint4(0, 0, 0, 0);
+#pragma unroll
+    for (int i = 0; i < kWords / 4; i += kThreads) reinterpret_cast<uint4*>(cells.word)[i + threadIdx.x] = none;
+  }
+  __device__ __forceinline__ void select(int32_t position) {
+    atomicOr(&cells.word[position >> 5], 1u << (position & 31));
+  }
+  __device__ __forceinline__ Place place(int32_t position) const {
+    const uint32_t word = cells.word[position >> 5];
+    const uint32_t bit = 1u << (position & 31);
+    return {position >> 5, __popc(word & (bit - 1)), (word & bit) != 0};
+  }
+  // Counts this thread's words; by all threads, after a barrier that follows the last `select`.
+  __device__ __forceinline__ void count_words() {
+    uint32_t count = 0, before[kWordsPerThread];
+    const uint32_t* words = cells.word + threadIdx.x * kWordsPerThread;
+#pragma unroll
+    for (int i = 0; i < kWordsPerThread; i += 4) {
+      const uint4 four = *reinterpret_cast<const uint4*>(words + i);
+      before[i] = count, count += __popc(four.x);
+      before[i + 1] = count, count += __popc(four.y);
+      before[i + 2] = count, count += __popc(four.z);
+      before[i + 3] = count, count += __popc(four.w);
+    }
+    const uint32_t through = sum_through_lane(count);
+    const uint32_t first = through - count;
+    uint2* out = reinterpret_cast<uint2*>(groups.before_word + threadIdx.x * kWordsPerThread);
+#pragma unroll
+    for (int i = 0; i < kWordsPerThread; i += 4) {
+      out[i / 4] = make_uint2(first + before[i] | (first + before[i + 1]) << 16,
+                              first + before[i + 2] | (first + before[i + 3]) << 16);
+    }
+    if (threadIdx.x % kWarp == kWarp - 1) groups.segment_count[threadIdx.x / kWarp] = through;
+  }
+  // After a barrier that follows `count_words`: the base of segment `lane`, to be handed to `rank`. `total` = how
+  // many positions are selected.
+  __device__ __forceinline__ int segment_base(int& total) const {
+    const int lane = threadIdx.x % kWarp;
+    const int count = lane < kThreads / kWarp ? groups.segment_count[lane] : 0;
+    const int through = sum_through_lane(count);
+    total = __shfl_sync(kAllLanes, through, kWarp - 1);
+    return through - count;
+  }
+  // By all lanes together.
+  __device__ __forceinline__ int rank(const Place& place, int base_of_my_segment) const {
+    const int base = __shfl_sync(kAllLanes, base_of_my_segment, place.word / kWordsPerSegment);
+    return base + groups.before_word[place.word] + place.before_in_word;
+  }
+  __device__ __forceinline__ int row(int group) const { return groups.row[group]; }
+  __device__ __forceinline__ void set_row(int group, int row) { groups.row[group] = static_cast<int16_t>(row); }
+
+  __device__ __forceinline__ void propose(int group, int entry) { groups.first_entry[group] = entry; }
+  __device__ __forceinline__ void claim(int group, int entry) { atomicMin(&groups.first_entry[group], entry); }
+  __device__ __forceinline__ int first(int group) const { return groups.first_entry[group]; }
+};
 
 // A group is the cell that holds its position. Which entry of a group came first is not known from inserting;
 // `s.repeated` says whether any position came twice, and only then do the entries settle it (`claim`, `first`).
 template <int kLog2Cells>
 struct KeyTable {
+  static constexpr bool kIsRanked = false;
   static constexpr bool kGroupIsFirstEntry = false;
   static constexpr int kCells = 1 << kLog2Cells;
   static constexpr int kMaxEntries = kCells / 4;
@@ -82,6 +172,7 @@ struct KeyTable {
 // A group is its first entry, known once all entries are in; rows live in the request's part of `out`, which has an
 // element an entry. Needs the CTA to be alone with its request.
 struct EntryTable {
+  static constexpr bool kIsRanked = false;
   static constexpr bool kGroupIsFirstEntry = true;
   static constexpr int kLog2Cells = 16;
   static constexpr int kCells = 1 << kLog2Cells;

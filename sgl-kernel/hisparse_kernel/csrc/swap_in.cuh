@@ -1,9 +1,12 @@
 // swap-in: resolve selected positions to hot rows, load missing rows from the host, update the residency state.
 //
-// One launch. A cluster of `gridDim.x` CTAs serves one request of the batch (`blockIdx.y`): every CTA resolves the
-// whole selection for itself, from the same inputs, and then copies its share of the missing rows. The first CTA
-// writes the LRU order and the last one everything else. The cluster barrier keeps them from writing state that
-// another CTA has still to read; nothing else passes between CTAs, so no scratch memory is needed.
+// Small batches, one launch: a cluster of `gridDim.x` CTAs serves one request of the batch (`blockIdx.y`). Every CTA
+// resolves the whole selection for itself, from the same inputs, and then copies its share of the missing rows. The
+// first CTA writes the LRU order and the last one everything else. The cluster barrier keeps them from writing state
+// that another CTA has still to read; nothing else passes between CTAs.
+//
+// Large batches, two launches: one CTA a request resolves; then copy_loaded_kernel reads from the new state which
+// rows to load, and copies those of a few requests at a time: host reads near each other are faster.
 //
 // A thread owns consecutive entries of the selection and consecutive rows (places in the LRU order), so that order
 // within a CTA is thread order and one scan over the threads ranks everything. What limits the part before the copy
@@ -31,7 +34,8 @@ struct SwapInParams {
   int32_t* out;               // [batch, top_k]
   int out_stride;
   unsigned long long* counters;  // [3]
-  int num_regions, max_context, top_k, num_lru_rows, page_size, row_chunks;
+  uint32_t* loads;               // [batch] rows loaded | evictable rows << 16; only for two launches
+  int batch, num_regions, max_context, top_k, num_lru_rows, page_size, row_chunks;
 };
 
 // What a kernel is compiled for: threads of a CTA, entries and rows a thread may own, the table. kExact: top_k and
@@ -52,6 +56,9 @@ struct SwapInShape {
   static_assert(kEntries <= 32 && kRows <= 32, "a thread keeps one bit of each");
 
   static bool fits(const SwapInParams& p) {
+    if constexpr (Table::kIsRanked) {
+      if (p.max_context > Table::kPositions) return false;
+    }
     return kExact ? p.top_k == kMaxTopK && p.num_lru_rows == kMaxLruRows
                   : p.top_k <= kMaxTopK && p.num_lru_rows <= kMaxLruRows;
   }
@@ -83,6 +90,7 @@ struct SwapInShared {
   };
   typename Shape::Table::GroupRows group_rows;
   uint16_t victim[Shape::kMaxTopK];  // LRU row that each miss may take
+  alignas(16) int16_t new_order[Shape::kExact ? Shape::kMaxLruRows : 8];
   union {
     uint8_t is_hit[Shape::kMaxLruRows];  // of each LRU row, until counted: its position is selected
     struct {
@@ -92,8 +100,10 @@ struct SwapInShared {
   };
   uint32_t warp_ranks[Shape::kWarps];    // of each warp: hits | misses << 16
   uint32_t warp_entries[Shape::kWarps];  // of each warp: entries in the tail | resident entries << 16
+  uint32_t warp_wanted[Shape::kWarps];   // of each warp: entries to be found in LRU rows or loaded
   int repeated;                          // some position was selected twice
 };
+constexpr size_t kMaxSharedBytes = 227 * 1024;
 
 __device__ __forceinline__ void cluster_arrive() {
   asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
@@ -126,7 +136,8 @@ class SwapIn {
     num_real = __ldg(p.num_real_reqs);
     given_region = p.req_pool_indices[blockIdx.y];
     region = static_cast<int>(given_region);
-    seq_len = static_cast<int32_t>(p.seq_lens[blockIdx.y]);
+    const int64_t given_len = p.seq_lens[blockIdx.y];
+    seq_len = static_cast<int32_t>(given_len < p.max_context ? given_len : p.max_context);
   }
 
   // Not padding, and a region that exists.
@@ -136,6 +147,7 @@ class SwapIn {
 
   __device__ __forceinline__ void refuse() {
     if (blockIdx.x != 0) return;
+    if (p.loads != nullptr && threadIdx.x == 0) p.loads[blockIdx.y] = 0;
 #pragma unroll 1
     for (int i = threadIdx.x; i < p.top_k; i += Shape::kThreads) out_row()[i] = kNoRow;
   }
@@ -156,41 +168,23 @@ class SwapIn {
   // ---- resolve ----
 
   __device__ __forceinline__ void clear_table() {
-    table.template clear<Shape::kThreads>();
-    if (threadIdx.x == 0) s.repeated = 0;
-  }
-
-  __device__ __forceinline__ void insert_selection() {
-    int repeated = 0;
-    for_entries([&](int j, int entry) {
-      const int32_t at = position[j];
-      if (at < 0 || at >= seq_len) return;
-      if (at >= tail_from) {
-        tail_bits |= 1u << j;
-      } else {
-        wanted_bits |= 1u << j;
-        group[j] = table.insert(at, entry, repeated);
-      }
-    });
-    if (repeated) s.repeated = 1;
-  }
-
-  // EntryTable knows a group only when all entries are in.
-  __device__ __forceinline__ void find_groups() {
-    if constexpr (Table::kGroupIsFirstEntry) {
-      for_entries([&](int j, int) {
-        if (is(wanted_bits, j)) group[j] = table.find(position[j]);
-      });
+    if constexpr (Table::kIsRanked) {
+      table.clear();
+    } else {
+      table.template clear<Shape::kThreads>();
+      if (threadIdx.x == 0) s.repeated = 0;
     }
   }
 
-  // Which LRU rows hold a selected position. Tells the group its row, and everyone that the row is a hit.
-  __device__ __forceinline__ void probe_rows() {
-    for_rows([&](int i, int row) {
-      const int found = owner[i] >= 0 ? table.find(owner[i]) : kNoGroup;
-      if (found != kNoGroup) table.set_row(found, row);
-      s.is_hit[row] = found != kNoGroup;
-    });
+  // Puts the selection into the table, and finds the LRU rows that hold a selected position: tells their groups the
+  // row, and everyone that the row is a hit.
+  __device__ __forceinline__ void resolve() {
+    classify_entries();
+    if constexpr (Table::kIsRanked) {
+      resolve_by_rank();
+    } else {
+      resolve_by_search();
+    }
   }
 
   // Sorts the entries into resident and missing; the first entry of a missing group stands for it.
@@ -203,7 +197,7 @@ class SwapIn {
       row[j] = table.row(group[j]);
       if (row[j] == kNoRow && is(first_bits, j)) {
         miss_bits |= 1u << j;
-        slot[j] = __ldg(slots + min(position[j], p.max_context - 1));
+        slot[j] = __ldg(slots + position[j]);
       }
       resident_bits |= static_cast<uint32_t>(row[j] != kNoRow) << j;
     });
@@ -255,27 +249,24 @@ class SwapIn {
 
   // New order: evictable rows that stay, then loaded rows, then hits.
   __device__ __forceinline__ void write_order() {
-    if (any_bad) return write_order_around_bad_misses();
-    int16_t* order = order_row();
-    const int num_evictable = num_lru_rows() - num_hits;
-    for_ranked_rows([&](int lru_row, bool hit, int rank) {
-      const int moved = hit ? num_evictable : rank < num_misses ? num_evictable - num_misses : -num_misses;
-      order[rank + moved] = static_cast<int16_t>(lru_row);
-    });
-  }
-
-  // The same where some misses were not loaded: their victims stay evictable, in their places.
-  __device__ __forceinline__ void write_order_around_bad_misses() {
-    int16_t* order = order_row();
-    const int num_evictable = num_lru_rows() - num_hits;
-    for_ranked_rows([&](int lru_row, bool hit, int rank) {
-      int to = hit ? num_evictable + rank : rank - num_loaded;
-      if (!hit && rank < num_misses) {
-        const int bad = bad_misses_before(rank);
-        to = s.slot[rank] < 0 ? bad : num_evictable - num_loaded + rank - bad;
+    // Through shared memory where sizes are exact, to write whole lines.
+    int16_t* const target = Shape::kExact ? s.new_order : order_row();
+    if (any_bad) {
+      place_around_bad_misses(target);
+    } else {
+      const int num_evictable = num_lru_rows() - num_hits;
+      for_ranked_rows([&](int lru_row, bool hit, int rank) {
+        const int moved = hit ? num_evictable : rank < num_misses ? num_evictable - num_misses : -num_misses;
+        target[rank + moved] = static_cast<int16_t>(lru_row);
+      });
+    }
+    if constexpr (Shape::kExact) {
+      __syncthreads();
+      const uint4* source = reinterpret_cast<const uint4*>(s.new_order);
+      for (int i = threadIdx.x; i < Shape::kMaxLruRows / 8; i += Shape::kThreads) {
+        reinterpret_cast<uint4*>(order_row())[i] = source[i];
       }
-      order[to] = static_cast<int16_t>(lru_row);
-    });
+    }
   }
 
   __device__ __forceinline__ void write_owners() {
@@ -303,6 +294,8 @@ class SwapIn {
   }
 
   __device__ __forceinline__ void write_out() {
+    const int repeats_served = has_repeats ? follow_first_entries() : 0;
+    write_counters(repeats_served);
     const int region_start = region * (num_lru_rows() + p.page_size);
     for_entries([&](int j, int entry) {
       if (!exists(entry)) return;
@@ -312,7 +305,7 @@ class SwapIn {
   }
 
   __device__ __forceinline__ void write_counters(int repeats_served) {
-    if (has_repeats()) {
+    if (has_repeats) {
       repeats_served = __reduce_add_sync(kAllLanes, repeats_served);
       if (lane == 0 && repeats_served > 0) atomicAdd(p.counters + kHit, repeats_served);
     }
@@ -320,6 +313,10 @@ class SwapIn {
     const uint32_t total = __reduce_add_sync(kAllLanes, lane < Shape::kWarps ? s.warp_entries[lane] : 0);
     const int increment = lane == kTail ? total & 0xffff : lane == kHit ? total >> 16 : num_loaded;
     if (lane <= kMiss && increment > 0) atomicAdd(p.counters + lane, increment);
+  }
+
+  __device__ __forceinline__ void write_loads() {
+    if (threadIdx.x == 0) p.loads[blockIdx.y] = num_loaded | (num_lru_rows() - num_hits) << 16;
   }
 
   template <class Row, int kInFlight>
@@ -333,7 +330,6 @@ class SwapIn {
   }
 
   __device__ __forceinline__ bool has_misses() const { return num_misses > 0; }
-  __device__ __forceinline__ bool has_repeats() const { return Table::kGroupIsFirstEntry || s.repeated; }
 
  private:
   static __device__ __forceinline__ auto make_table(const SwapInParams& p, SwapInShared<Shape>& s) {
@@ -396,13 +392,72 @@ class SwapIn {
     });
   }
 
+  __device__ __forceinline__ void classify_entries() {
+    for_entries([&](int j, int) {
+      const bool valid = static_cast<uint32_t>(position[j]) < static_cast<uint32_t>(max(seq_len, 0));
+      const bool in_tail = position[j] >= tail_from;
+      tail_bits |= static_cast<uint32_t>(valid && in_tail) << j;
+      wanted_bits |= static_cast<uint32_t>(valid && !in_tail) << j;
+    });
+  }
+
+  __device__ __forceinline__ void resolve_by_search() {
+    int repeated = 0;
+    for_entries([&](int j, int entry) {
+      if (is(wanted_bits, j)) group[j] = table.insert(position[j], entry, repeated);
+    });
+    if (repeated) s.repeated = 1;
+    __syncthreads();
+    if constexpr (Table::kGroupIsFirstEntry) {
+      for_entries([&](int j, int) {
+        if (is(wanted_bits, j)) group[j] = table.find(position[j]);
+      });
+    }
+    for_rows([&](int i, int row) {
+      const int found = owner[i] >= 0 ? table.find(owner[i]) : kNoGroup;
+      if (found != kNoGroup) table.set_row(found, row);
+      s.is_hit[row] = found != kNoGroup;
+    });
+    __syncthreads();
+    has_repeats = Table::kGroupIsFirstEntry || s.repeated;
+  }
+
+  __device__ __forceinline__ void resolve_by_rank() {
+    for_entries([&](int j, int) {
+      if (is(wanted_bits, j)) table.select(position[j]);
+    });
+    __syncthreads();
+    typename Table::Place place_of_entry[Shape::kEntries], place_of_owner[Shape::kRows];
+    for_rows([&](int i, int row) {
+      const bool exists = static_cast<uint32_t>(owner[i]) < static_cast<uint32_t>(max(seq_len, 0));
+      place_of_owner[i] = table.place(exists ? owner[i] : 0);
+      place_of_owner[i].is_selected &= exists;
+      s.is_hit[row] = place_of_owner[i].is_selected;
+    });
+    for_entries([&](int j, int) { place_of_entry[j] = table.place(is(wanted_bits, j) ? position[j] : 0); });
+    table.count_words();
+    const int wanted = __reduce_add_sync(kAllLanes, __popc(wanted_bits));
+    if (lane == 0) s.warp_wanted[warp] = wanted;
+    __syncthreads();
+    int num_distinct;
+    const int base = table.segment_base(num_distinct);
+    for_rows([&](int i, int row) {
+      const int rank = table.rank(place_of_owner[i], base);
+      if (place_of_owner[i].is_selected) table.set_row(rank, row);
+    });
+    for_entries([&](int j, int) { group[j] = table.rank(place_of_entry[j], base); });
+    const int num_wanted = __reduce_add_sync(kAllLanes, lane < Shape::kWarps ? s.warp_wanted[lane] : 0);
+    has_repeats = num_wanted != num_distinct;
+    __syncthreads();
+  }
+
   __device__ __forceinline__ uint32_t first_entries() {
     uint32_t bits = wanted_bits;
     if constexpr (Table::kGroupIsFirstEntry) {
       for_entries([&](int j, int entry) {
         if (is(wanted_bits, j) && group[j] != entry) bits &= ~(1u << j);
       });
-    } else if (s.repeated) {
+    } else if (has_repeats) {
       for_entries([&](int j, int entry) {
         if (is(wanted_bits, j)) table.propose(group[j], entry);
       });
@@ -437,6 +492,18 @@ class SwapIn {
     __syncthreads();
     return before;
   }
+  // The new order where some misses were not loaded: their victims stay evictable, in their places.
+  __device__ __forceinline__ void place_around_bad_misses(int16_t* target) {
+    const int num_evictable = num_lru_rows() - num_hits;
+    for_ranked_rows([&](int lru_row, bool hit, int rank) {
+      int to = hit ? num_evictable + rank : rank - num_loaded;
+      if (!hit && rank < num_misses) {
+        const int bad = bad_misses_before(rank);
+        to = s.slot[rank] < 0 ? bad : num_evictable - num_loaded + rank - bad;
+      }
+      target[to] = static_cast<int16_t>(lru_row);
+    });
+  }
   __device__ __forceinline__ int bad_misses_before(int rank) const {
     return s.bad.before[rank / kWarp] + __popc(s.bad.word[rank / kWarp] & ((1u << rank % kWarp) - 1));
   }
@@ -459,25 +526,27 @@ class SwapIn {
   uint32_t hit_bits = 0;
   int hits_before = 0, misses_before = 0, num_hits = 0, num_misses = 0, num_loaded = 0;
   int any_bad = 0;
+  bool has_repeats = false;
 };
 
-// kInFlight: chunks a thread has under way while copying.
+__device__ __forceinline__ void let_next_kernel_start() { asm volatile("griddepcontrol.launch_dependents;"); }
+__device__ __forceinline__ void wait_for_previous_kernel() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+
+// kInFlight: chunks a thread has under way while copying; 0: the copy is left to copy_loaded_kernel.
 template <class Shape, class Row, int kInFlight>
 __global__ void __launch_bounds__(Shape::kThreads, Shape::kCtasPerSm)
     swap_in_kernel(const __grid_constant__ SwapInParams params) {
+  static_assert(sizeof(SwapInShared<Shape>) <= kMaxSharedBytes);
   extern __shared__ uint4 shared[];
   SwapIn<Shape> step(params, *reinterpret_cast<SwapInShared<Shape>*>(shared));
+  if (kInFlight == 0) let_next_kernel_start();
   step.load_selection();
   step.load_request();
   step.clear_table();  // while the loads are under way
   if (!step.is_real()) return step.refuse();
   step.load_state();
   __syncthreads();
-  step.insert_selection();
-  __syncthreads();
-  step.find_groups();
-  step.probe_rows();
-  __syncthreads();
+  step.resolve();
   step.find_misses();
   step.count();
   if (gridDim.x > 1) cluster_arrive();
@@ -486,11 +555,41 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kCtasPerSm)
   if (blockIdx.x == 0) step.write_order();
   if (blockIdx.x == gridDim.x - 1) {
     if (step.has_misses()) step.write_owners();
-    const int repeats_served = step.has_repeats() ? step.follow_first_entries() : 0;
     step.write_out();
-    step.write_counters(repeats_served);
   }
-  if (step.has_misses()) step.template copy_missing_rows<Row, kInFlight>();
+  if constexpr (kInFlight == 0) {
+    step.write_loads();
+  } else {
+    if (step.has_misses()) step.template copy_missing_rows<Row, kInFlight>();
+  }
+}
+
+// ---- the second launch ----------------------------------------------------------------------------------------
+
+constexpr int kCopyThreads = 256;
+constexpr int kCtasPerRequest = 16;
+
+// Groups of kCtasPerRequest CTAs copy the loaded rows of one request after another. The rows just loaded stand in the
+// new order right before the hits, and each row's owner says which position it is for.
+template <class Row, int kInFlight>
+__global__ void __launch_bounds__(kCopyThreads) copy_loaded_kernel(const __grid_constant__ SwapInParams p) {
+  wait_for_previous_kernel();
+  const int part = blockIdx.x % kCtasPerRequest;
+  for (int b = blockIdx.x / kCtasPerRequest; b < p.batch; b += gridDim.x / kCtasPerRequest) {
+    const uint32_t loads = p.loads[b];
+    const int num_loaded = loads & 0xffff, num_evictable = loads >> 16;
+    const int from = num_loaded * part / kCtasPerRequest, to = num_loaded * (part + 1) / kCtasPerRequest;
+    if (from == to) continue;
+    const int64_t region = p.req_pool_indices[b];
+    const int16_t* loaded_rows = p.lru_order + region * p.num_lru_rows + num_evictable - num_loaded + from;
+    const int32_t* owners = p.owners + region * p.num_lru_rows;
+    const int32_t* slots = p.req_to_token + region * p.req_to_token_stride;
+    uint4* const hot_region = p.hot.at(region * (p.num_lru_rows + p.page_size));
+    copy_rows<Row, kInFlight>(threadIdx.x, kCopyThreads, to - from, p.row_chunks, [&](unsigned i) {
+      const int row = loaded_rows[i];
+      return Move{p.host.at(slots[owners[row]]), hot_region + row * p.hot.stride};
+    });
+  }
 }
 
 }  // namespace hisparse

@@ -6,23 +6,49 @@
 namespace hisparse {
 
 constexpr int kSwapInFlight = 4;
+constexpr int kCopyGroups = 8;
 
+// One launch: `to.cluster` CTAs a request resolve and copy.
 template <class Shape, class Row>
+void launch_whole(const SwapInParams& params, const Launch& to) {
+  launch(swap_in_kernel<Shape, Row, kSwapInFlight>, to, params, "swap_in");
+}
+
+template <class Row>
+void launch_copy(const SwapInParams& params, const Launch& to) {
+  launch(copy_loaded_kernel<Row, kSwapInFlight>, to, params, "swap_in (copy)");
+}
+
+// Two launches: a CTA a request resolves, then all copy.
+template <class Shape>
+void launch_both(const SwapInParams& params, Launch to) {
+  to.cluster = 1;
+  launch(swap_in_kernel<Shape, AnyRow, 0>, to, params, "swap_in (resolve)");
+  to.grid = dim3(kCopyGroups * kCtasPerRequest);
+  to.threads = kCopyThreads;
+  to.shared_bytes = 0;
+  to.overlaps = true;
+  switch (params.row_chunks) {
+    case 1152 / 16: return launch_copy<Bf16Row>(params, to);
+    case 656 / 16: return launch_copy<Fp8DsMlaRow>(params, to);
+    default: return launch_copy<AnyRow>(params, to);
+  }
+}
+
+template <class Shape>
 void launch_swap_in(const SwapInParams& params, Launch to) {
   to.threads = Shape::kThreads;
   to.shared_bytes = sizeof(SwapInShared<Shape>);
   if (Shape::Table::kGroupIsFirstEntry) to.cluster = 1;
   to.grid.x = to.cluster;
-  launch(swap_in_kernel<Shape, Row, kSwapInFlight>, to, params, "swap_in");
-}
-
-template <class Shape>
-void launch_swap_in(const SwapInParams& params, const Launch& to) {
-  if constexpr (Shape::kExact) {
-    if (params.row_chunks == 1152 / 16) return launch_swap_in<Shape, Bf16Row>(params, to);
-    if (params.row_chunks == 656 / 16) return launch_swap_in<Shape, Fp8DsMlaRow>(params, to);
+  if (params.loads != nullptr) return launch_both<Shape>(params, to);
+  if constexpr (Shape::kThreads == 1024) {
+    if constexpr (Shape::kExact) {
+      if (params.row_chunks == 1152 / 16) return launch_whole<Shape, Bf16Row>(params, to);
+      if (params.row_chunks == 656 / 16) return launch_whole<Shape, Fp8DsMlaRow>(params, to);
+    }
+    launch_whole<Shape, AnyRow>(params, to);
   }
-  launch_swap_in<Shape, AnyRow>(params, to);
 }
 
 // Launches with the first shape that fits.
@@ -32,18 +58,28 @@ void launch_first_fitting(const SwapInParams& params, const Launch& to) {
   if constexpr (sizeof...(Others) > 0) launch_first_fitting<Others...>(params, to);
 }
 
-// Exact sizes of the buffers in use (top-k 2,048), then anything that fits the fast table, then anything.
-template <int kThreads, int kBuffer>
-using Exact = SwapInShape<kThreads, 2048 / kThreads, kBuffer / kThreads, KeyTable<13>, true>;
+// Exact sizes of the buffers in use (top-k 2,048), for contexts of up to 128 K and 256 K; then anything that fits the
+// fast table, then anything.
+template <int kThreads, int kBuffer, int kContext>
+using Exact = SwapInShape<kThreads, 2048 / kThreads, kBuffer / kThreads,
+                          RankTable<kThreads, kContext / 32 / kThreads, 2048>, true>;
 template <int kThreads>
 using Compact = SwapInShape<kThreads, 2048 / kThreads, 8192 / kThreads, KeyTable<13>, false>;
 using Wide = SwapInShape<1024, 2, 32, KeyTable<13>, false>;
 using Any = SwapInShape<1024, 32, 32, EntryTable, false>;
 
+template <int kThreads>
+void launch_with_threads(const SwapInParams& params, const Launch& to) {
+  constexpr int k128 = 1 << 17, k256 = 1 << 18;
+  launch_first_fitting<Exact<kThreads, 4096, k128>, Exact<kThreads, 6144, k128>, Exact<kThreads, 4096, k256>,
+                       Exact<kThreads, 6144, k256>, Compact<kThreads>, Wide, Any>(params, to);
+}
+
 inline void swap_in(TensorView selected, TensorView seq_lens, TensorView req_pool_indices, TensorView num_real_reqs,
              TensorView req_to_token, TensorView host_rows, TensorView hot_rows, TensorView owners,
              TensorView lru_order, TensorView tail_start, int64_t page_size, TensorView out, TensorView counters,
-             int64_t threads, int64_t cluster, int64_t stream) {
+             TensorView loads, bool two_launches, int64_t threads, int64_t cluster,
+             int64_t stream) {
   SwapInParams params;
   params.selected = static_cast<const int32_t*>(selected.data_ptr());
   params.selected_stride = static_cast<int>(selected.stride(0));
@@ -60,6 +96,8 @@ inline void swap_in(TensorView selected, TensorView seq_lens, TensorView req_poo
   params.out = static_cast<int32_t*>(out.data_ptr());
   params.out_stride = static_cast<int>(out.stride(0));
   params.counters = static_cast<unsigned long long*>(counters.data_ptr());
+  params.loads = two_launches ? static_cast<uint32_t*>(loads.data_ptr()) : nullptr;
+  params.batch = static_cast<int>(selected.size(0));
   params.num_regions = static_cast<int>(owners.size(0));
   params.max_context = static_cast<int>(req_to_token.size(1));
   params.top_k = static_cast<int>(selected.size(1));
@@ -72,10 +110,10 @@ inline void swap_in(TensorView selected, TensorView seq_lens, TensorView req_poo
   to.device = selected.device().device_id;
   to.stream = stream;
   to.cluster = static_cast<int>(cluster);
-  if (threads == 512) {
-    launch_first_fitting<Exact<512, 4096>, Exact<512, 6144>, Compact<512>, Wide, Any>(params, to);
+  if (two_launches && threads == 512) {
+    launch_with_threads<512>(params, to);
   } else {
-    launch_first_fitting<Exact<1024, 4096>, Exact<1024, 6144>, Compact<1024>, Wide, Any>(params, to);
+    launch_with_threads<1024>(params, to);
   }
 }
 
