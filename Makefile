@@ -9,6 +9,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
 # torch spins all cores; on small machines two threads a process are enough and leave room for SGLang's others.
 export OMP_NUM_THREADS ?= 2
+export OMP_WAIT_POLICY ?= PASSIVE
 
 .PHONY: install demo test lint test-gpu test-gpu-sanitize nightly doctor clean
 

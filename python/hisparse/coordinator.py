@@ -117,7 +117,7 @@ class HiSparseCoordinator:
         Returns:
             The workspace, uint8 [workspace_tokens, row_bytes].
         """
-        host_rows = self.host_pool.rows[layer_id - self.start_layer]
+        host_rows = self.host_pool.rows[self._local(layer_id)]
         if self.debug:
             self.workspace.fill_(POISON)
         kernel.gather(
@@ -140,7 +140,7 @@ class HiSparseCoordinator:
         Args:
             selected: int32 [group tokens, top_k] positions, -1 = none.
         """
-        layer, hot = layer_id - self.start_layer, self.hot_buffer
+        layer, hot = self._local(layer_id), self.hot_buffer
         kernel.seed(
             candidates=selected[group.last_tokens].flatten(1).contiguous(),
             regions=group.regions,
@@ -165,7 +165,7 @@ class HiSparseCoordinator:
         seq_lens: torch.Tensor,
     ) -> None:
         """Write each request's new token through to its tail row and its host slot (I1)."""
-        layer, hot = layer_id - self.start_layer, self.hot_buffer
+        layer, hot = self._local(layer_id), self.hot_buffer
         kernel.store_decode(
             k_nope=k_nope,
             k_rope=k_rope,
@@ -189,7 +189,7 @@ class HiSparseCoordinator:
         Args:
             req_pool_indices, seq_lens: int [batch]. selected: int32 [batch, top_k] positions, -1 = none.
         """
-        layer, hot = layer_id - self.start_layer, self.hot_buffer
+        layer, hot = self._local(layer_id), self.hot_buffer
         row_ids = kernel.swap_in(
             selected=selected,
             seq_lens=seq_lens,
@@ -211,6 +211,15 @@ class HiSparseCoordinator:
 
     def wait_for_pending_backup(self) -> None:
         """SGLang's model runner asks before decode. Nothing is ever pending: backup is write-through."""
+
+    def _local(self, layer_id: int) -> int:
+        """Index of a global layer id in this process's tensors."""
+        layer = layer_id - self.start_layer
+        layers = self.hot_buffer.rows.shape[0]
+        assert 0 <= layer < layers, (
+            f"layer {layer_id} is not one of {self.start_layer}..{self.start_layer + layers - 1}"
+        )
+        return layer
 
     # ---- checks and figures
 

@@ -74,6 +74,7 @@ def plan_extend(
         capacity: workspace rows.
         seed_queries: how many of each request's last queries seed its region.
     """
+    assert all(new > 0 for new in extend_lens), f"a request with nothing new to prefill: {list(extend_lens)}"
     device = out_cache_loc.device
     seq_lens = [prefix + new for prefix, new in zip(prefix_lens, extend_lens, strict=True)]
     token_ends = list(accumulate(extend_lens, initial=0))
