@@ -161,7 +161,7 @@ def main() -> None:
     parser.add_argument("--pool-gb", type=float, default=30.0)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--no-peer", action="store_true")
-    parser.add_argument("--shapes", nargs="+", help="launch shapes (threads x CTAs a request) to try")
+    parser.add_argument("--shapes", nargs="+", help="launch shapes (threads x CTAs x copy threads) to try")
     parser.add_argument("--out", type=Path, default=Path("build/bench"))
     options = parser.parse_args()
 

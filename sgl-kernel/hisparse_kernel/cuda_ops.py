@@ -1,8 +1,7 @@
 """The data plane on CUDA: same names, signatures and results as `hisparse_kernel.reference`.
 
-Each function checks its tensors and launches on torch's current stream. No function allocates (but for a few KB in
-the first swap-in of a residency state) or waits for the device, so all of them can be captured in a CUDA graph once
-the module is loaded (`warm_up`).
+Each function checks its tensors and launches one kernel on torch's current stream. No function allocates or waits
+for the device, so all of them can be captured in a CUDA graph once the module is loaded (`warm_up`).
 
 Where the reference would raise on bad device data (a region or slot that does not exist), the kernels leave that
 row out: nothing is written for it, and swap-in returns -1.
@@ -10,7 +9,6 @@ row out: nothing is written for it, and swap-in returns -1.
 
 from __future__ import annotations
 
-import functools
 from typing import NamedTuple
 
 import torch
@@ -35,25 +33,21 @@ class LaunchShape(NamedTuple):
     """How swap_in is launched; docs/kernel-notes.md has the measurements behind `launch_shape`."""
 
     threads: int
-    """Threads of a CTA that resolves: 1024, or 512 (two launches only)."""
+    """Threads of a CTA: 1024 or 512."""
 
     ctas_per_request: int
-    """CTAs that resolve and copy one request together, in one launch; 0: one resolves, a second launch copies."""
+    """CTAs that resolve and copy one request together (a cluster)."""
+
+    copy_threads: int
+    """Threads of a CTA that copy: fewer make fewer host reads wait in line."""
 
 
 def launch_shape(batch: int) -> LaunchShape:
     if batch <= 16:
-        return LaunchShape(1024, 8)
-    if batch <= 32:
-        return LaunchShape(1024, 2)
-    return LaunchShape(1024 if batch <= 132 else 512, 0)
-
-
-@functools.cache
-def _loads_of(lru_order_address: int, batch: int, device: torch.device) -> torch.Tensor:
-    """int32 [batch]: what the first of two launches tells the second. One for each residency state, because two
-    swap-ins of one state never run at the same time, but those of two states may."""
-    return torch.empty(batch, dtype=torch.int32, device=device)
+        return LaunchShape(1024, 8, 1024)
+    if batch <= 64:
+        return LaunchShape(1024, 2, 1024)
+    return LaunchShape(1024 if batch <= 132 else 512, 1, 1024)
 
 
 def swap_in(
@@ -112,10 +106,7 @@ def swap_in(
         page_size,
         out,
         counters,
-        _loads_of(lru_order.data_ptr(), -(-check["batch"] // 1024) * 1024, lru_order.device),
-        shape.ctas_per_request == 0,
-        shape.threads,
-        max(1, shape.ctas_per_request),
+        *shape,
         _stream(hot_rows),
     )
     return out

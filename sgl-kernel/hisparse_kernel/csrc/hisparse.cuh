@@ -155,8 +155,7 @@ struct Launch {
   int device;
   int64_t stream;
   size_t shared_bytes = 0;
-  int cluster = 1;          // CTAs along grid.x that form a cluster
-  bool overlaps = false;  // may start before the previous kernel of the stream ends (it waits for it itself)
+  int cluster = 1;  // CTAs along grid.x that form a cluster
 };
 
 // Attributes are a property of the kernel on a device: set once, never in a captured launch's way.
@@ -181,19 +180,12 @@ void launch(void (*kernel)(Params), const Launch& to, const Params& params, cons
   config.blockDim = dim3(to.threads);
   config.dynamicSmemBytes = to.shared_bytes;
   config.stream = reinterpret_cast<cudaStream_t>(to.stream);
-  cudaLaunchAttribute attributes[2]{};
-  config.attrs = attributes;
-  if (to.cluster > 1) {
-    cudaLaunchAttribute& cluster = attributes[config.numAttrs++];
-    cluster.id = cudaLaunchAttributeClusterDimension;
-    cluster.val.clusterDim.x = to.cluster;
-    cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
-  }
-  if (to.overlaps) {
-    cudaLaunchAttribute& overlap = attributes[config.numAttrs++];
-    overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    overlap.val.programmaticStreamSerializationAllowed = 1;
-  }
+  cudaLaunchAttribute cluster{};
+  cluster.id = cudaLaunchAttributeClusterDimension;
+  cluster.val.clusterDim.x = to.cluster;
+  cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
+  config.attrs = &cluster;
+  config.numAttrs = to.cluster > 1 ? 1 : 0;
   check(cudaLaunchKernelEx(&config, kernel, params), what);
 }
 

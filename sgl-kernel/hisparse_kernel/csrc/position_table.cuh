@@ -45,7 +45,7 @@ struct RankTable {
   struct alignas(16) GroupRows {
     int16_t row[kMaxEntries];
     uint16_t before_word[kWords];  // selected positions in earlier words of the segment
-    int segment_count[kThreads / kWarp];
+    uint32_t segment_counts[kThreads / kWarp];  // selected positions | entries << 16
     int first_entry[kMaxEntries];  // only where positions repeat
   };
 
@@ -73,8 +73,9 @@ struct RankTable {
     const uint32_t bit = 1u << (position & 31);
     return {position >> 5, __popc(word & (bit - 1)), (word & bit) != 0};
   }
-  // Counts this thread's words; by all threads, after a barrier that follows the last `select`.
-  __device__ __forceinline__ void count_words() {
+  // Counts this thread's words, and its `entries` that have been selected; by all threads, after a barrier that
+  // follows the last `select`.
+  __device__ __forceinline__ void count_words(int entries) {
     uint32_t count = 0, before[kWordsPerThread];
     const uint32_t* words = cells.word + threadIdx.x * kWordsPerThread;
 #pragma unroll
@@ -85,29 +86,30 @@ struct RankTable {
       before[i + 2] = count, count += __popc(four.z);
       before[i + 3] = count, count += __popc(four.w);
     }
-    const uint32_t through = sum_through_lane(count);
-    const uint32_t first = through - count;
+    const uint32_t through = sum_through_lane(count | entries << 16);
+    const uint32_t first = (through & 0xffff) - count;
     uint2* out = reinterpret_cast<uint2*>(groups.before_word + threadIdx.x * kWordsPerThread);
 #pragma unroll
     for (int i = 0; i < kWordsPerThread; i += 4) {
       out[i / 4] = make_uint2(first + before[i] | (first + before[i + 1]) << 16,
                               first + before[i + 2] | (first + before[i + 3]) << 16);
     }
-    if (threadIdx.x % kWarp == kWarp - 1) groups.segment_count[threadIdx.x / kWarp] = through;
+    if (threadIdx.x % kWarp == kWarp - 1) groups.segment_counts[threadIdx.x / kWarp] = through;
   }
-  // After a barrier that follows `count_words`: the base of segment `lane`, to be handed to `rank`. `total` = how
-  // many positions are selected.
-  __device__ __forceinline__ int segment_base(int& total) const {
+  // After a barrier that follows `count_words`: the base of segment `lane`, to be handed to `rank`.
+  // `repeated`: more entries than positions were selected.
+  __device__ __forceinline__ int segment_base(bool& repeated) const {
     const int lane = threadIdx.x % kWarp;
-    const int count = lane < kThreads / kWarp ? groups.segment_count[lane] : 0;
-    const int through = sum_through_lane(count);
-    total = __shfl_sync(kAllLanes, through, kWarp - 1);
-    return through - count;
+    const uint32_t counts = lane < kThreads / kWarp ? groups.segment_counts[lane] : 0;
+    const uint32_t through = sum_through_lane(counts);
+    const uint32_t total = __shfl_sync(kAllLanes, through, kWarp - 1);
+    repeated = (total & 0xffff) != total >> 16;
+    return (through - counts) & 0xffff;
   }
-  // By all lanes together.
+  // By all lanes together; of use where the place is selected.
   __device__ __forceinline__ int rank(const Place& place, int base_of_my_segment) const {
     const int base = __shfl_sync(kAllLanes, base_of_my_segment, place.word / kWordsPerSegment);
-    return base + groups.before_word[place.word] + place.before_in_word;
+    return place.is_selected ? base + groups.before_word[place.word] + place.before_in_word : 0;
   }
   __device__ __forceinline__ int row(int group) const { return groups.row[group]; }
   __device__ __forceinline__ void set_row(int group, int row) { groups.row[group] = static_cast<int16_t>(row); }

@@ -1,12 +1,9 @@
 // swap-in: resolve selected positions to hot rows, load missing rows from the host, update the residency state.
 //
-// Small batches, one launch: a cluster of `gridDim.x` CTAs serves one request of the batch (`blockIdx.y`). Every CTA
-// resolves the whole selection for itself, from the same inputs, and then copies its share of the missing rows. The
-// first CTA writes the LRU order and the last one everything else. The cluster barrier keeps them from writing state
-// that another CTA has still to read; nothing else passes between CTAs.
-//
-// Large batches, two launches: one CTA a request resolves; then copy_loaded_kernel reads from the new state which
-// rows to load, and copies those of a few requests at a time: host reads near each other are faster.
+// One launch. A cluster of `gridDim.x` CTAs serves one request of the batch (`blockIdx.y`): every CTA resolves the
+// whole selection for itself, from the same inputs, and then copies its share of the missing rows. The first CTA
+// writes the LRU order and the last one everything else. The cluster barrier keeps them from writing state that
+// another CTA has still to read; nothing else passes between CTAs, so no scratch memory is needed.
 //
 // A thread owns consecutive entries of the selection and consecutive rows (places in the LRU order), so that order
 // within a CTA is thread order and one scan over the threads ranks everything. What limits the part before the copy
@@ -15,6 +12,8 @@
 
 #include "hisparse.cuh"
 #include "position_table.cuh"
+
+#include <type_traits>
 
 namespace hisparse {
 
@@ -34,8 +33,8 @@ struct SwapInParams {
   int32_t* out;               // [batch, top_k]
   int out_stride;
   unsigned long long* counters;  // [3]
-  uint32_t* loads;               // [batch] rows loaded | evictable rows << 16; only for two launches
-  int batch, num_regions, max_context, top_k, num_lru_rows, page_size, row_chunks;
+  int num_regions, max_context, top_k, num_lru_rows, page_size, row_chunks;
+  int copy_threads;  // of each CTA that copy
 };
 
 // What a kernel is compiled for: threads of a CTA, entries and rows a thread may own, the table. kExact: top_k and
@@ -81,6 +80,20 @@ __device__ __forceinline__ void load_consecutive(T (&values)[kCount], const T* s
   }
 }
 
+// The counterpart for bytes that lie in shared memory at a multiple of kCount.
+template <int kCount>
+__device__ __forceinline__ void store_consecutive(uint8_t* target, const uint8_t (&values)[kCount]) {
+  using Word = std::conditional_t<kCount % 4 == 0, uint32_t, uint16_t>;
+  static_assert(kCount % sizeof(Word) == 0);
+#pragma unroll
+  for (int i = 0; i < kCount; i += sizeof(Word)) {
+    Word word = 0;
+#pragma unroll
+    for (int b = 0; b < static_cast<int>(sizeof(Word)); ++b) word |= static_cast<Word>(values[i + b]) << 8 * b;
+    *reinterpret_cast<Word*>(target + i) = word;
+  }
+}
+
 template <class Shape>
 struct SwapInShared {
   static constexpr int kMissWords = Shape::kMaxTopK / kWarp;
@@ -92,7 +105,7 @@ struct SwapInShared {
   uint16_t victim[Shape::kMaxTopK];  // LRU row that each miss may take
   alignas(16) int16_t new_order[Shape::kExact ? Shape::kMaxLruRows : 8];
   union {
-    uint8_t is_hit[Shape::kMaxLruRows];  // of each LRU row, until counted: its position is selected
+    alignas(16) uint8_t is_hit[Shape::kMaxLruRows];  // of each LRU row, until counted: its position is selected
     struct {
       uint32_t word[kMissWords];    // bit of miss k: slot[k] is -1
       int before[kMissWords];  // bits set in earlier words
@@ -100,7 +113,6 @@ struct SwapInShared {
   };
   uint32_t warp_ranks[Shape::kWarps];    // of each warp: hits | misses << 16
   uint32_t warp_entries[Shape::kWarps];  // of each warp: entries in the tail | resident entries << 16
-  uint32_t warp_wanted[Shape::kWarps];   // of each warp: entries to be found in LRU rows or loaded
   int repeated;                          // some position was selected twice
 };
 constexpr size_t kMaxSharedBytes = 227 * 1024;
@@ -147,7 +159,6 @@ class SwapIn {
 
   __device__ __forceinline__ void refuse() {
     if (blockIdx.x != 0) return;
-    if (p.loads != nullptr && threadIdx.x == 0) p.loads[blockIdx.y] = 0;
 #pragma unroll 1
     for (int i = threadIdx.x; i < p.top_k; i += Shape::kThreads) out_row()[i] = kNoRow;
   }
@@ -205,18 +216,14 @@ class SwapIn {
 
   // Ranks: how many hits and misses lie before this thread's, and how many there are in all.
   __device__ __forceinline__ void count() {
+    uint32_t mine = count_bits(miss_bits) << 16;
     for_rows([&](int i, int place) {
       const uint32_t hit = is_row(place) ? s.is_hit[placed[i]] : 0;
       hit_bits |= hit << i;
+      mine += hit;
     });
-    const uint32_t mine = __popc(hit_bits) | __popc(miss_bits) << 16;
-    uint32_t through = mine;
-#pragma unroll
-    for (int step = 1; step < kWarp; step *= 2) {
-      const uint32_t below = __shfl_up_sync(kAllLanes, through, step);
-      if (lane >= step) through += below;
-    }
-    const uint32_t entries = __reduce_add_sync(kAllLanes, __popc(tail_bits) | __popc(resident_bits) << 16);
+    const uint32_t through = sum_through_lane(mine);
+    const uint32_t entries = __reduce_add_sync(kAllLanes, count_bits(tail_bits) | count_bits(resident_bits) << 16);
     if (lane == kWarp - 1) {
       s.warp_ranks[warp] = through;
       s.warp_entries[warp] = entries;
@@ -315,15 +322,12 @@ class SwapIn {
     if (lane <= kMiss && increment > 0) atomicAdd(p.counters + lane, increment);
   }
 
-  __device__ __forceinline__ void write_loads() {
-    if (threadIdx.x == 0) p.loads[blockIdx.y] = num_loaded | (num_lru_rows() - num_hits) << 16;
-  }
-
   template <class Row, int kInFlight>
   __device__ __forceinline__ void copy_missing_rows() {
     const int from = num_misses * blockIdx.x / gridDim.x, to = num_misses * (blockIdx.x + 1) / gridDim.x;
     uint4* const hot_region = p.hot.at(static_cast<int64_t>(region) * (num_lru_rows() + p.page_size));
-    copy_rows<Row, kInFlight>(threadIdx.x, Shape::kThreads, to - from, p.row_chunks, [&](unsigned i) {
+    if (threadIdx.x >= p.copy_threads) return;
+    copy_rows<Row, kInFlight>(threadIdx.x, p.copy_threads, to - from, p.row_chunks, [&](unsigned i) {
       const int from_slot = s.slot[from + i];
       return Move{from_slot < 0 ? nullptr : p.host.at(from_slot), hot_region + s.victim[from + i] * p.hot.stride};
     });
@@ -340,6 +344,14 @@ class SwapIn {
     }
   }
   static __device__ __forceinline__ bool is(uint32_t bits, int j) { return bits >> j & 1; }
+  // Bits of this thread's entries. A population count takes as long as eight additions.
+  static __device__ __forceinline__ uint32_t count_bits(uint32_t bits) {
+    if constexpr (Shape::kEntries > 4) return __popc(bits);
+    uint32_t count = 0;
+#pragma unroll
+    for (int j = 0; j < Shape::kEntries; ++j) count += bits >> j & 1;
+    return count;
+  }
   static __device__ __forceinline__ const int32_t* selected_row(const SwapInParams& p) {
     return p.selected + static_cast<int64_t>(blockIdx.y) * p.selected_stride;
   }
@@ -428,26 +440,26 @@ class SwapIn {
     });
     __syncthreads();
     typename Table::Place place_of_entry[Shape::kEntries], place_of_owner[Shape::kRows];
-    for_rows([&](int i, int row) {
+    alignas(16) uint8_t is_hit[Shape::kRows];
+    for_rows([&](int i, int) {
       const bool exists = static_cast<uint32_t>(owner[i]) < static_cast<uint32_t>(max(seq_len, 0));
       place_of_owner[i] = table.place(exists ? owner[i] : 0);
       place_of_owner[i].is_selected &= exists;
-      s.is_hit[row] = place_of_owner[i].is_selected;
+      is_hit[i] = place_of_owner[i].is_selected;
     });
-    for_entries([&](int j, int) { place_of_entry[j] = table.place(is(wanted_bits, j) ? position[j] : 0); });
-    table.count_words();
-    const int wanted = __reduce_add_sync(kAllLanes, __popc(wanted_bits));
-    if (lane == 0) s.warp_wanted[warp] = wanted;
+    store_consecutive(s.is_hit + threadIdx.x * Shape::kRows, is_hit);
+    for_entries([&](int j, int) {
+      place_of_entry[j] = table.place(is(wanted_bits, j) ? position[j] : 0);
+      place_of_entry[j].is_selected &= is(wanted_bits, j);
+    });
+    table.count_words(count_bits(wanted_bits));
     __syncthreads();
-    int num_distinct;
-    const int base = table.segment_base(num_distinct);
+    const int base = table.segment_base(has_repeats);
     for_rows([&](int i, int row) {
       const int rank = table.rank(place_of_owner[i], base);
       if (place_of_owner[i].is_selected) table.set_row(rank, row);
     });
     for_entries([&](int j, int) { group[j] = table.rank(place_of_entry[j], base); });
-    const int num_wanted = __reduce_add_sync(kAllLanes, lane < Shape::kWarps ? s.warp_wanted[lane] : 0);
-    has_repeats = num_wanted != num_distinct;
     __syncthreads();
   }
 
@@ -529,17 +541,13 @@ class SwapIn {
   bool has_repeats = false;
 };
 
-__device__ __forceinline__ void let_next_kernel_start() { asm volatile("griddepcontrol.launch_dependents;"); }
-__device__ __forceinline__ void wait_for_previous_kernel() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
-
-// kInFlight: chunks a thread has under way while copying; 0: the copy is left to copy_loaded_kernel.
+// kInFlight: chunks a thread has under way while copying.
 template <class Shape, class Row, int kInFlight>
 __global__ void __launch_bounds__(Shape::kThreads, Shape::kCtasPerSm)
     swap_in_kernel(const __grid_constant__ SwapInParams params) {
   static_assert(sizeof(SwapInShared<Shape>) <= kMaxSharedBytes);
   extern __shared__ uint4 shared[];
   SwapIn<Shape> step(params, *reinterpret_cast<SwapInShared<Shape>*>(shared));
-  if (kInFlight == 0) let_next_kernel_start();
   step.load_selection();
   step.load_request();
   step.clear_table();  // while the loads are under way
@@ -557,39 +565,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kCtasPerSm)
     if (step.has_misses()) step.write_owners();
     step.write_out();
   }
-  if constexpr (kInFlight == 0) {
-    step.write_loads();
-  } else {
-    if (step.has_misses()) step.template copy_missing_rows<Row, kInFlight>();
-  }
-}
-
-// ---- the second launch ----------------------------------------------------------------------------------------
-
-constexpr int kCopyThreads = 256;
-constexpr int kCtasPerRequest = 16;
-
-// Groups of kCtasPerRequest CTAs copy the loaded rows of one request after another. The rows just loaded stand in the
-// new order right before the hits, and each row's owner says which position it is for.
-template <class Row, int kInFlight>
-__global__ void __launch_bounds__(kCopyThreads) copy_loaded_kernel(const __grid_constant__ SwapInParams p) {
-  wait_for_previous_kernel();
-  const int part = blockIdx.x % kCtasPerRequest;
-  for (int b = blockIdx.x / kCtasPerRequest; b < p.batch; b += gridDim.x / kCtasPerRequest) {
-    const uint32_t loads = p.loads[b];
-    const int num_loaded = loads & 0xffff, num_evictable = loads >> 16;
-    const int from = num_loaded * part / kCtasPerRequest, to = num_loaded * (part + 1) / kCtasPerRequest;
-    if (from == to) continue;
-    const int64_t region = p.req_pool_indices[b];
-    const int16_t* loaded_rows = p.lru_order + region * p.num_lru_rows + num_evictable - num_loaded + from;
-    const int32_t* owners = p.owners + region * p.num_lru_rows;
-    const int32_t* slots = p.req_to_token + region * p.req_to_token_stride;
-    uint4* const hot_region = p.hot.at(region * (p.num_lru_rows + p.page_size));
-    copy_rows<Row, kInFlight>(threadIdx.x, kCopyThreads, to - from, p.row_chunks, [&](unsigned i) {
-      const int row = loaded_rows[i];
-      return Move{p.host.at(slots[owners[row]]), hot_region + row * p.hot.stride};
-    });
-  }
+  if (step.has_misses()) step.template copy_missing_rows<Row, kInFlight>();
 }
 
 }  // namespace hisparse

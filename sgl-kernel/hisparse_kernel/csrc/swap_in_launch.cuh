@@ -6,49 +6,24 @@
 namespace hisparse {
 
 constexpr int kSwapInFlight = 4;
-constexpr int kCopyGroups = 8;
 
-// One launch: `to.cluster` CTAs a request resolve and copy.
 template <class Shape, class Row>
-void launch_whole(const SwapInParams& params, const Launch& to) {
-  launch(swap_in_kernel<Shape, Row, kSwapInFlight>, to, params, "swap_in");
-}
-
-template <class Row>
-void launch_copy(const SwapInParams& params, const Launch& to) {
-  launch(copy_loaded_kernel<Row, kSwapInFlight>, to, params, "swap_in (copy)");
-}
-
-// Two launches: a CTA a request resolves, then all copy.
-template <class Shape>
-void launch_both(const SwapInParams& params, Launch to) {
-  to.cluster = 1;
-  launch(swap_in_kernel<Shape, AnyRow, 0>, to, params, "swap_in (resolve)");
-  to.grid = dim3(kCopyGroups * kCtasPerRequest);
-  to.threads = kCopyThreads;
-  to.shared_bytes = 0;
-  to.overlaps = true;
-  switch (params.row_chunks) {
-    case 1152 / 16: return launch_copy<Bf16Row>(params, to);
-    case 656 / 16: return launch_copy<Fp8DsMlaRow>(params, to);
-    default: return launch_copy<AnyRow>(params, to);
-  }
-}
-
-template <class Shape>
-void launch_swap_in(const SwapInParams& params, Launch to) {
+void launch_swap_in(SwapInParams params, Launch to) {
   to.threads = Shape::kThreads;
   to.shared_bytes = sizeof(SwapInShared<Shape>);
   if (Shape::Table::kGroupIsFirstEntry) to.cluster = 1;
   to.grid.x = to.cluster;
-  if (params.loads != nullptr) return launch_both<Shape>(params, to);
-  if constexpr (Shape::kThreads == 1024) {
-    if constexpr (Shape::kExact) {
-      if (params.row_chunks == 1152 / 16) return launch_whole<Shape, Bf16Row>(params, to);
-      if (params.row_chunks == 656 / 16) return launch_whole<Shape, Fp8DsMlaRow>(params, to);
-    }
-    launch_whole<Shape, AnyRow>(params, to);
+  params.copy_threads = min(params.copy_threads, Shape::kThreads);
+  launch(swap_in_kernel<Shape, Row, kSwapInFlight>, to, params, "swap_in");
+}
+
+template <class Shape>
+void launch_swap_in(const SwapInParams& params, const Launch& to) {
+  if constexpr (Shape::kExact) {
+    if (params.row_chunks == 1152 / 16) return launch_swap_in<Shape, Bf16Row>(params, to);
+    if (params.row_chunks == 656 / 16) return launch_swap_in<Shape, Fp8DsMlaRow>(params, to);
   }
+  launch_swap_in<Shape, AnyRow>(params, to);
 }
 
 // Launches with the first shape that fits.
@@ -78,7 +53,7 @@ void launch_with_threads(const SwapInParams& params, const Launch& to) {
 inline void swap_in(TensorView selected, TensorView seq_lens, TensorView req_pool_indices, TensorView num_real_reqs,
              TensorView req_to_token, TensorView host_rows, TensorView hot_rows, TensorView owners,
              TensorView lru_order, TensorView tail_start, int64_t page_size, TensorView out, TensorView counters,
-             TensorView loads, bool two_launches, int64_t threads, int64_t cluster,
+             int64_t threads, int64_t cluster, int64_t copy_threads,
              int64_t stream) {
   SwapInParams params;
   params.selected = static_cast<const int32_t*>(selected.data_ptr());
@@ -96,8 +71,7 @@ inline void swap_in(TensorView selected, TensorView seq_lens, TensorView req_poo
   params.out = static_cast<int32_t*>(out.data_ptr());
   params.out_stride = static_cast<int>(out.stride(0));
   params.counters = static_cast<unsigned long long*>(counters.data_ptr());
-  params.loads = two_launches ? static_cast<uint32_t*>(loads.data_ptr()) : nullptr;
-  params.batch = static_cast<int>(selected.size(0));
+  params.copy_threads = static_cast<int>(copy_threads);
   params.num_regions = static_cast<int>(owners.size(0));
   params.max_context = static_cast<int>(req_to_token.size(1));
   params.top_k = static_cast<int>(selected.size(1));
@@ -110,7 +84,7 @@ inline void swap_in(TensorView selected, TensorView seq_lens, TensorView req_poo
   to.device = selected.device().device_id;
   to.stream = stream;
   to.cluster = static_cast<int>(cluster);
-  if (two_launches && threads == 512) {
+  if (threads == 512) {
     launch_with_threads<512>(params, to);
   } else {
     launch_with_threads<1024>(params, to);
