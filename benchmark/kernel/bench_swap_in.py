@@ -29,17 +29,19 @@ from bench_setup import CONTEXT, TOP_K, Cell, HostPool, Layer, Steps
 from hisparse_kernel import cuda_ops
 
 SLACK_US = 3.0
-GRAPH_A_STEP = True
 MAX_LAUNCHES, HEAD_START_CYCLES = 150, 4_000_000
 """The host issues a replay in about 6 us; the device sleeps for about 2 ms first."""
-GATHER_CTAS = (16, 32, 132)
+GATHER_CTAS = (16, 132)
 ZERO_MISS_LIMIT_US = {1: 6.0, 8: 6.0, 32: 6.0, 256: 10.0}
+
+
+graph_a_step = True
 
 
 def device_us(steps: list[Callable[[], Any]], rounds: int) -> float:
     """Median device time of one step, from graph replays that the host has issued in advance."""
     steps[0]()
-    per_graph = 1 if GRAPH_A_STEP else len(steps)
+    per_graph = 1 if graph_a_step else len(steps)
     graphs = [captured(steps[i : i + per_graph]) for i in range(0, len(steps), per_graph)]
 
     def replay() -> None:
@@ -160,11 +162,14 @@ def main() -> None:
     parser.add_argument("--buffers", type=int, nargs="+", default=[4096, 6144])
     parser.add_argument("--pool-gb", type=float, default=30.0)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--one-graph", action="store_true", help="one graph for all steps, not one for each")
     parser.add_argument("--no-peer", action="store_true")
-    parser.add_argument("--shapes", nargs="+", help="launch shapes (threads x CTAs x copy threads) to try")
+    parser.add_argument("--shapes", nargs="+", help="launch shapes (threads x CTAs x gate width) to try")
     parser.add_argument("--out", type=Path, default=Path("build/bench"))
     options = parser.parse_args()
 
+    global graph_a_step
+    graph_a_step = not options.one_graph
     cuda_ops.warm_up()
     rows: list[dict[str, Any]] = []
     pool = HostPool(int(options.pool_gb * 1e9))

@@ -38,16 +38,18 @@ class LaunchShape(NamedTuple):
     ctas_per_request: int
     """CTAs that resolve and copy one request together (a cluster)."""
 
-    copy_threads: int
-    """Threads of a CTA that copy: fewer make fewer host reads wait in line."""
+    gate_width: int
+    """CTAs of the device that may copy at a time; 0: all."""
 
 
 def launch_shape(batch: int) -> LaunchShape:
+    if batch <= 8:
+        return LaunchShape(1024, 8, 0)
     if batch <= 16:
-        return LaunchShape(1024, 8, 1024)
+        return LaunchShape(1024, 4, 0)
     if batch <= 64:
-        return LaunchShape(1024, 2, 1024)
-    return LaunchShape(1024 if batch <= 132 else 512, 1, 1024)
+        return LaunchShape(1024, 2, 0)
+    return LaunchShape(1024 if batch <= 132 else 512, 1, 16)
 
 
 def swap_in(

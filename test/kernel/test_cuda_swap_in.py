@@ -59,8 +59,8 @@ def test_large_shapes_equal_the_reference(name: str) -> None:
     run_steps(LARGE[name], 60)
 
 
-LAUNCH_SHAPES = [LaunchShape(1024, ctas, 1024) for ctas in (1, 2, 4, 8, 16)]
-LAUNCH_SHAPES += [LaunchShape(1024, 1, 96), LaunchShape(512, 1, 512), LaunchShape(512, 4, 64)]
+LAUNCH_SHAPES = [LaunchShape(1024, ctas, 0) for ctas in (1, 2, 4, 8, 16)]
+LAUNCH_SHAPES += [LaunchShape(1024, 1, 1), LaunchShape(1024, 2, 3), LaunchShape(512, 1, 16), LaunchShape(512, 4, 0)]
 
 
 @pytest.mark.parametrize("context", [9_000, 200_000, 300_000])

@@ -34,7 +34,7 @@ struct SwapInParams {
   int out_stride;
   unsigned long long* counters;  // [3]
   int num_regions, max_context, top_k, num_lru_rows, page_size, row_chunks;
-  int copy_threads;  // of each CTA that copy
+  int gate_width;  // CTAs of the device that may copy at a time; 0: all
 };
 
 // What a kernel is compiled for: threads of a CTA, entries and rows a thread may own, the table. kExact: top_k and
@@ -121,6 +121,27 @@ __device__ __forceinline__ void cluster_arrive() {
   asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
 }
 __device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
+
+// Lets CTAs copy in the order they come, `width` at a time: host reads of few requests at a time find their address
+// translations, reads of all requests at once do not. Who waits here waits for CTAs that run and wait for nothing, so
+// this cannot lock up. The tickets go on from launch to launch, over all streams of the device.
+struct CopyGate {
+  unsigned entered, left;
+};
+__device__ CopyGate copy_gate;
+
+__device__ __forceinline__ void enter_copy_gate(unsigned width) {
+  if (threadIdx.x == 0) {
+    const unsigned ticket = atomicAdd(&copy_gate.entered, 1u);
+    const volatile unsigned* left = &copy_gate.left;
+    while (static_cast<int>(ticket - *left) >= static_cast<int>(width)) __nanosleep(64);
+  }
+  __syncthreads();
+}
+__device__ __forceinline__ void leave_copy_gate() {
+  __syncthreads();
+  if (threadIdx.x == 0) atomicAdd(&copy_gate.left, 1u);
+}
 
 template <class Shape>
 class SwapIn {
@@ -326,8 +347,7 @@ class SwapIn {
   __device__ __forceinline__ void copy_missing_rows() {
     const int from = num_misses * blockIdx.x / gridDim.x, to = num_misses * (blockIdx.x + 1) / gridDim.x;
     uint4* const hot_region = p.hot.at(static_cast<int64_t>(region) * (num_lru_rows() + p.page_size));
-    if (threadIdx.x >= p.copy_threads) return;
-    copy_rows<Row, kInFlight>(threadIdx.x, p.copy_threads, to - from, p.row_chunks, [&](unsigned i) {
+    copy_rows<Row, kInFlight>(threadIdx.x, Shape::kThreads, to - from, p.row_chunks, [&](unsigned i) {
       const int from_slot = s.slot[from + i];
       return Move{from_slot < 0 ? nullptr : p.host.at(from_slot), hot_region + s.victim[from + i] * p.hot.stride};
     });
@@ -565,7 +585,10 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kCtasPerSm)
     if (step.has_misses()) step.write_owners();
     step.write_out();
   }
-  if (step.has_misses()) step.template copy_missing_rows<Row, kInFlight>();
+  if (!step.has_misses()) return;
+  if (params.gate_width > 0) enter_copy_gate(params.gate_width);
+  step.template copy_missing_rows<Row, kInFlight>();
+  if (params.gate_width > 0) leave_copy_gate();
 }
 
 }  // namespace hisparse

@@ -8,12 +8,11 @@ namespace hisparse {
 constexpr int kSwapInFlight = 4;
 
 template <class Shape, class Row>
-void launch_swap_in(SwapInParams params, Launch to) {
+void launch_swap_in(const SwapInParams& params, Launch to) {
   to.threads = Shape::kThreads;
   to.shared_bytes = sizeof(SwapInShared<Shape>);
   if (Shape::Table::kGroupIsFirstEntry) to.cluster = 1;
   to.grid.x = to.cluster;
-  params.copy_threads = min(params.copy_threads, Shape::kThreads);
   launch(swap_in_kernel<Shape, Row, kSwapInFlight>, to, params, "swap_in");
 }
 
@@ -53,7 +52,7 @@ void launch_with_threads(const SwapInParams& params, const Launch& to) {
 inline void swap_in(TensorView selected, TensorView seq_lens, TensorView req_pool_indices, TensorView num_real_reqs,
              TensorView req_to_token, TensorView host_rows, TensorView hot_rows, TensorView owners,
              TensorView lru_order, TensorView tail_start, int64_t page_size, TensorView out, TensorView counters,
-             int64_t threads, int64_t cluster, int64_t copy_threads,
+             int64_t threads, int64_t cluster, int64_t gate_width,
              int64_t stream) {
   SwapInParams params;
   params.selected = static_cast<const int32_t*>(selected.data_ptr());
@@ -71,7 +70,7 @@ inline void swap_in(TensorView selected, TensorView seq_lens, TensorView req_poo
   params.out = static_cast<int32_t*>(out.data_ptr());
   params.out_stride = static_cast<int>(out.stride(0));
   params.counters = static_cast<unsigned long long*>(counters.data_ptr());
-  params.copy_threads = static_cast<int>(copy_threads);
+  params.gate_width = static_cast<int>(gate_width);
   params.num_regions = static_cast<int>(owners.size(0));
   params.max_context = static_cast<int>(req_to_token.size(1));
   params.top_k = static_cast<int>(selected.size(1));
