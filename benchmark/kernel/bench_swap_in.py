@@ -149,10 +149,6 @@ def table(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def given_shape(shape: str) -> Callable[[int], cuda_ops.LaunchShape]:
-    return lambda batch: cuda_ops.LaunchShape(*map(int, shape.split("x")))
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32, 128, 256])
@@ -165,6 +161,7 @@ def main() -> None:
     parser.add_argument("--one-graph", action="store_true", help="one graph for all steps, not one for each")
     parser.add_argument("--no-peer", action="store_true")
     parser.add_argument("--shapes", nargs="+", help="launch shapes (threads x CTAs x gate width) to try")
+    parser.add_argument("--gates", type=int, nargs="+", help="gate widths to try where the default shape has a gate")
     parser.add_argument("--out", type=Path, default=Path("build/bench"))
     options = parser.parse_args()
 
@@ -173,44 +170,62 @@ def main() -> None:
     cuda_ops.warm_up()
     rows: list[dict[str, Any]] = []
     pool = HostPool(int(options.pool_gb * 1e9))
-    print(f"pool of {options.pool_gb} GB ready; empty kernel {empty_us(5):.2f} us", flush=True)
-    default_shape = cuda_ops.launch_shape
-    for row_bytes in options.rows:
-        for buffer in options.buffers:
-            layer = Layer(row_bytes, buffer, max(options.batches), pool, with_peer=not options.no_peer)
-            for slots in options.slots:
-                layer.place(slots)
-                for batch in options.batches:
-                    for miss_percent in options.misses:
-                        cell = Cell(row_bytes, slots, buffer, batch, miss_percent)
-                        steps = Steps(cell, layer)
-                        others = measure_others(steps, layer, options.rounds, not options.no_peer)
-                        for shape in options.shapes or [None]:
-                            cuda_ops.launch_shape = given_shape(shape) if shape else default_shape
-                            shape = shape or "x".join(map(str, default_shape(batch)))
-                            row = {**cell.as_dict(), "shape": shape, **measure_ours(steps, layer, options.rounds)}
-                            rows.append(row | others)
-                            print(*rows[-1].values(), verdict(rows[-1]), flush=True)
-            del layer
-            torch.cuda.empty_cache()
-
     about = {
         "gpu": torch.cuda.get_device_name(),
         "torch": torch.__version__,
         "python": platform.python_version(),
         "top_k": TOP_K,
         "context": CONTEXT,
+        "pool_gb": options.pool_gb,
         "command": " ".join(sys.argv),
-        "empty_us": empty_us(5),
+        "empty_us": empty_us(9),
     }
-    text = table(rows)
-    options.out.mkdir(parents=True, exist_ok=True)
-    (options.out / "swap_in.json").write_text(json.dumps({"about": about, "cells": rows}, indent=1))
-    (options.out / "swap_in.md").write_text(f"{json.dumps(about, indent=1)}\n\n{text}\n")
-    print(text)
-    print(
-        f"{sum(bool(verdict(row)) for row in rows)} of {len(rows)} cells miss a goal; empty {about['empty_us']:.2f} us"
-    )
+    print(about, flush=True)
+    for buffer in options.buffers:
+        for row_bytes in options.rows:
+            layer = Layer(row_bytes, buffer, max(options.batches), pool, with_peer=not options.no_peer)
+            for slots in options.slots:
+                layer.place(slots)
+                for batch in options.batches:
+                    for miss_percent in options.misses:
+                        cell = Cell(row_bytes, slots, buffer, batch, miss_percent)
+                        rows += measure(cell, layer, options)
+                save(rows, about, options.out)
+            del layer
+            torch.cuda.empty_cache()
+    print(table(rows))
+    failing = sum(bool(verdict(row)) for row in rows)
+    print(f"{failing} of {len(rows)} lines miss a goal; empty kernel {about['empty_us']:.2f}, {empty_us(9):.2f} us")
+
+
+def measure(cell: Cell, layer: Layer, options: argparse.Namespace) -> list[dict[str, Any]]:
+    """One line for each launch shape asked for."""
+    default = cuda_ops.launch_shape
+    shapes = [cuda_ops.LaunchShape(*map(int, shape.split("x"))) for shape in options.shapes or []]
+    steps = Steps(cell, layer)
+    others = measure_others(steps, layer, options.rounds, not options.no_peer)
+    lines = []
+    for shape in shapes or gates(default(cell.batch), options.gates):
+        cuda_ops.launch_shape = lambda batch, chosen=shape: chosen
+        ours = measure_ours(steps, layer, options.rounds)
+        name = "x".join(map(str, shape))
+        lines.append({**cell.as_dict(), "shape": name, "default": shape == default(cell.batch), **ours, **others})
+        print(*lines[-1].values(), verdict(lines[-1]), flush=True)
+    cuda_ops.launch_shape = default
+    return lines
+
+
+def gates(shape: cuda_ops.LaunchShape, widths: list[int] | None) -> list[cuda_ops.LaunchShape]:
+    """The shape with each gate width asked for, where it has a gate at all."""
+    if not widths or shape.gate_width == 0:
+        return [shape]
+    return [shape._replace(gate_width=width) for width in widths]
+
+
+def save(rows: list[dict[str, Any]], about: dict[str, Any], out: Path) -> None:
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "swap_in.json").write_text(json.dumps({"about": about, "cells": rows}, indent=1))
+    (out / "swap_in.md").write_text(f"{json.dumps(about, indent=1)}\n\n{table(rows)}\n")
 
 
 if __name__ == "__main__":
