@@ -18,8 +18,8 @@ from hisparse.row_format import Bf16Row
 PROJECT = Path(__file__).parents[2]
 MODEL = PROJECT / "models" / "needle"
 TEXTS = (PROJECT / "docs" / "architecture.md", PROJECT / "LICENSE")
-TEXT_CHARACTERS = 10_000
-"""About 4,800 tokens of the model's tokenizer."""
+TEXT_CHARACTERS = 8_000
+"""About 3,900 tokens of the model's tokenizer."""
 
 CODES = {"Lyra": "48213", "Tovani": "20417", "Kest": "90938", "Berudo": "55172", "Salin": "31906"}
 """The facts hidden in the text, evenly spread from its first line to its last."""
@@ -89,7 +89,7 @@ def demo(*, keep: bool) -> int:
 def _run(log: Path, *flags: str) -> Run:
     print(f"Starting SGLang with HiSparse {'on' if flags else 'off'} ...", flush=True)
     with LocalServer(MODEL, *FLAGS, *flags, log=log) as server:
-        print(f"  {len(ASKED)} requests of about 4,800 tokens at once ...", flush=True)
+        print(f"  {len(ASKED)} requests of about 3,900 tokens at once ...", flush=True)
         started = time.perf_counter()
         choices = _ask(server)
         seconds = time.perf_counter() - started
