@@ -25,7 +25,7 @@ def formula(queries, keys, scale, weights):
 
 
 def filled_buffer(lengths, pages_in_pool=40):
-    """Requests of these lengths in scattered pages of a buffer full of NaN codes: buffer, block tables, keys, scales."""
+    """Requests of these lengths in scattered pages of a pool of NaN codes: buffer, block tables, keys, scales."""
     buffer = torch.full((pages_in_pool, PAGE * (D + 4)), 0xFF, dtype=torch.uint8)
     free = torch.randperm(pages_in_pool).tolist()
     width = max(1, max(-(-n // PAGE) for n in lengths))
