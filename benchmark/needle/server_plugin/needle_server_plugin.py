@@ -34,8 +34,9 @@ def dense_attention(
     """`hisparse.cpu.sparse_attention.sparse_attention` for a selection that leaves nothing out.
 
     Where index_topk is as large as the context, query t names the rows of positions 0..t, and the product gathers them
-    anew for each query. Here they are gathered once for all queries of one request, and later positions masked. The sums are the same, in another order. Any selection whose -1 come last (checked) is attended to rightly,
-    but only this kind at this price.
+    anew for each query. Here they are gathered once for all queries of one request, and later positions masked. The
+    sums are the same, in another order. Any selection whose -1 come last (checked) is attended to rightly, but only
+    this kind at this price.
 
     Args, returns: as there; float32 inside, as there.
     """
