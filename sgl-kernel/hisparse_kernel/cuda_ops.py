@@ -49,7 +49,7 @@ def launch_shape(batch: int) -> LaunchShape:
         return LaunchShape(1024, 4, 0)
     if batch <= 64:
         return LaunchShape(1024, 2, 0)
-    return LaunchShape(1024 if batch <= 132 else 512, 1, 16)
+    return LaunchShape(1024 if batch <= 132 else 512, 1, 8)
 
 
 def swap_in(

@@ -114,7 +114,7 @@ struct RankTable {
   __device__ __forceinline__ int row(int group) const { return groups.row[group]; }
   __device__ __forceinline__ void set_row(int group, int row) { groups.row[group] = static_cast<int16_t>(row); }
 
-  __device__ __forceinline__ void propose(int group, int entry) { groups.first_entry[group] = entry; }
+  __device__ __forceinline__ void propose(int group, int entry) { atomicExch(&groups.first_entry[group], entry); }
   __device__ __forceinline__ void claim(int group, int entry) { atomicMin(&groups.first_entry[group], entry); }
   __device__ __forceinline__ int first(int group) const { return groups.first_entry[group]; }
 };
@@ -165,8 +165,9 @@ struct KeyTable {
   __device__ __forceinline__ int row(int group) const { return rows.row[group]; }
   __device__ __forceinline__ void set_row(int group, int row) { rows.row[group] = static_cast<int16_t>(row); }
 
-  // Three steps with a barrier between them; the keys are gone afterwards.
-  __device__ __forceinline__ void propose(int group, int entry) { cells.key[group] = entry; }
+  // Three steps with a barrier between them; the keys are gone afterwards. Any entry may win the first step; it is
+  // atomic for racecheck's sake.
+  __device__ __forceinline__ void propose(int group, int entry) { atomicExch(&cells.key[group], entry); }
   __device__ __forceinline__ void claim(int group, int entry) { atomicMin(&cells.key[group], entry); }
   __device__ __forceinline__ int first(int group) const { return cells.key[group]; }
 };

@@ -438,7 +438,7 @@ class SwapIn {
     for_entries([&](int j, int entry) {
       if (is(wanted_bits, j)) group[j] = table.insert(position[j], entry, repeated);
     });
-    if (repeated) s.repeated = 1;
+    if (repeated) atomicExch(&s.repeated, 1);
     __syncthreads();
     if constexpr (Table::kGroupIsFirstEntry) {
       for_entries([&](int j, int) {
