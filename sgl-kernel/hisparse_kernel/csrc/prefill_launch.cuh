@@ -9,7 +9,7 @@ constexpr int kPrefillInFlight = 4;
 
 // `ctas`: enough to fill the link, few enough to leave the device to the layer that computes beside the gather.
 inline void gather(TensorView host_rows, TensorView slots, TensorView workspace, TensorView row_ids, int64_t ctas,
-            int64_t stream) {
+                   int64_t stream) {
   GatherParams params{};
   params.slots = indices_of(slots);
   params.row_ids = indices_of(row_ids);
@@ -57,8 +57,8 @@ inline void seed(TensorView candidates, TensorView regions, TensorView workspace
   launch(seed_kernel<AnyRow, kPrefillInFlight>, to, params, "seed");
 }
 
-inline void reset(TensorView owners, TensorView lru_order, TensorView tail_start, TensorView regions, TensorView seq_lens,
-           int64_t stream) {
+inline void reset(TensorView owners, TensorView lru_order, TensorView tail_start, TensorView regions,
+                  TensorView seq_lens, int64_t stream) {
   ResetParams params{};
   params.owners = static_cast<int32_t*>(owners.data_ptr());
   params.lru_order = static_cast<int16_t*>(lru_order.data_ptr());

@@ -48,8 +48,8 @@ inline void store_decode(TensorView k_nope, TensorView k_rope, TensorView slots,
         "store_decode");
 }
 
-inline void store_extend(TensorView k_nope, TensorView k_rope, TensorView slots, TensorView row_ids, TensorView host_rows,
-                  TensorView workspace, bool fp8, int64_t stream) {
+inline void store_extend(TensorView k_nope, TensorView k_rope, TensorView slots, TensorView row_ids,
+                         TensorView host_rows, TensorView workspace, bool fp8, int64_t stream) {
   const GivenRows where{indices_of(row_ids)};
   store(store_params(k_nope, k_rope, slots, host_rows, workspace, where), fp8, k_nope.device().device_id, stream,
         "store_extend");

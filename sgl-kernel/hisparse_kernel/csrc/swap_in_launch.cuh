@@ -1,7 +1,7 @@
 // Launcher of swap_in; hisparse_kernel.cuda_ops has checked every tensor.
 #pragma once
 
-#include "swap_in.cuh"
+#include "swap_in_kernel.cuh"
 
 namespace hisparse {
 
