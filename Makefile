@@ -11,7 +11,7 @@ STAMP := $(VENV)/installed
 export OMP_NUM_THREADS ?= 2
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: install demo test lint test-gpu test-gpu-sanitize nightly doctor clean
+.PHONY: install demo test lint test-gpu test-gpu-sanitize doctor clean
 
 install: $(STAMP)
 
@@ -39,9 +39,15 @@ lint: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# On a machine with a GPU, in the environment that has SGLang: PYTHON=python3 make test-gpu
+# On a machine with a GPU (sm_90), nvcc, and a Python that has torch, apache-tvm-ffi, pytest and hypothesis.
+GPU_ENV := PYTHONPATH=python:sgl-kernel:$$PYTHONPATH
+
 test-gpu:
-	PYTHONPATH=python:sgl-kernel $(PYTHON) -m pytest -m gpu test/kernel
+	$(GPU_ENV) $(PYTHON) -m pytest -m gpu test/kernel
+
+test-gpu-sanitize:
+	for tool in memcheck racecheck; do $(GPU_ENV) PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool $$tool \
+		--error-exitcode 1 --kernel-name kernel_substring=hisparse $(PYTHON) test/kernel/sanitize.py || exit 1; done
 
 clean:
 	rm -rf $(VENV) out

@@ -16,6 +16,9 @@ SEED_QUERIES = 4
 """Queries of a prompt's end whose selections seed its region; the last one's alone leave half of a buffer of twice
 top-k empty."""
 
+MAX_SEED_CANDIDATES = 32_767
+"""Positions that `kernel.seed` takes a request."""
+
 POISON = 0xFF
 """A byte that makes NaN of every value of every row format (bf16, float8_e4m3fn, float32)."""
 
@@ -103,7 +106,7 @@ class HiSparseCoordinator:
             out_cache_loc=out_cache_loc,
             req_to_token=self.req_to_token,
             capacity=self.workspace.shape[0],
-            seed_queries=SEED_QUERIES,
+            seed_queries=max(1, min(SEED_QUERIES, MAX_SEED_CANDIDATES // self.config.top_k)),
         )
 
     def fill_workspace(

@@ -11,9 +11,10 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from hisparse_kernel import cuda_ops, reference
+from hisparse_kernel.cuda_ops import warm_up
 from hisparse_kernel.reference import HIT, MISS, TAIL
 
-__all__ = ["HIT", "MISS", "TAIL", "gather", "reset", "seed", "store_decode", "store_extend", "swap_in"]
+__all__ = ["HIT", "MISS", "TAIL", "gather", "reset", "seed", "store_decode", "store_extend", "swap_in", "warm_up"]
 
 _Op = TypeVar("_Op", bound=Callable[..., Any])
 

@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+import hisparse_kernel
+
 from hisparse.budget import MemoryBudget
 from hisparse.coordinator import HiSparseCoordinator
 from hisparse.memory import HotBuffer
@@ -46,6 +48,9 @@ def attach_coordinator(model_runner: Any) -> None:
         device=model_runner.device,
     )
     pool.hot_buffer = hot_buffer
+    if hot_buffer.rows.is_cuda:
+        # Not at the first call: that may come under graph capture, where nothing can be compiled or loaded.
+        hisparse_kernel.warm_up()
     model_runner.hisparse_coordinator = HiSparseCoordinator(
         config=config,
         row_format=row_format,
