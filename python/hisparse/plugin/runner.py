@@ -10,7 +10,6 @@ from typing import Any
 import torch
 
 import hisparse_kernel
-
 from hisparse.budget import MemoryBudget
 from hisparse.coordinator import HiSparseCoordinator
 from hisparse.memory import HotBuffer
