@@ -128,8 +128,13 @@ def plan_budget(
         raise HiSparseError(
             f"{max_requests} requests need {empty.device_bytes / GIB:.3f} GiB of device memory "
             f"({one_region / GIB:.4f} GiB a region, {empty.workspace_bytes / GIB:.3f} GiB of workspace) but "
-            f"{device_bytes / GIB:.3f} GiB are available; lower --max-running-requests or --hisparse-config "
-            f"device_buffer_size, or raise --mem-fraction-static."
+            f"{device_bytes / GIB:.3f} GiB are available; lower "
+            + (
+                "--context-length or --hisparse-config workspace_tokens"
+                if empty.workspace_bytes > device_bytes // 2
+                else "--max-running-requests or --hisparse-config device_buffer_size"
+            )
+            + ", or raise --mem-fraction-static."
         )
     on_device = (device_bytes - empty.device_bytes) // (layers * index_key_bytes)
     if config.host_memory_bytes is not None:

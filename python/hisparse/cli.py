@@ -49,6 +49,14 @@ def serve(arguments: list[str]) -> int:
     Returns:
         2 if a flag cannot work here; otherwise it does not return.
     """
+    selected = [name.strip() for name in os.environ.get("SGLANG_PLUGINS", "").split(",") if name.strip()]
+    if "--enable-hisparse" in arguments and selected and "hisparse" not in selected:
+        # SGLang's own HiSparse would answer the flag, and nothing would say so.
+        print(
+            f"hisparse: error: SGLANG_PLUGINS={','.join(selected)} leaves out hisparse; add it or unset the variable.",
+            file=sys.stderr,
+        )
+        return 2
     if cuda_devices() == 0:
         try:
             added = cpu_server_args(arguments)

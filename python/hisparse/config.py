@@ -130,7 +130,8 @@ class ResolvedConfig:
 
 
 def _key(name: str, value: Any) -> str:
-    return f"--hisparse-config {name}={value!r}"
+    shown = repr(value)
+    return f"--hisparse-config {name}={shown if len(shown) <= 40 else shown[:40] + '…'}"
 
 
 def _round_up(value: int, multiple: int) -> int:

@@ -143,7 +143,7 @@ def _pool_bytes(server: LocalServer) -> int:
     """KV rows of SGLang's own pool: every slot, every layer, and its padding page."""
     model = json.loads((MODEL / "config.json").read_text())
     row = Bf16Row(model["kv_lora_rank"], model["qk_rope_head_dim"])
-    info = server.get("/get_server_info")
+    info = server.get("/server_info")
     return model["num_hidden_layers"] * (info["max_total_num_tokens"] + info["page_size"]) * row.row_bytes
 
 

@@ -80,9 +80,14 @@ class LocalServer:
         process = self._process
         if process is None:
             return
-        for sign, patience_s in ((signal.SIGTERM, 10), (signal.SIGKILL, 10)):
+        # The launcher first: it takes a child that ends before it for a crash, and spends seconds on diagnostics.
+        for end, sign, patience_s in (
+            (os.kill, signal.SIGTERM, 10),
+            (os.killpg, signal.SIGTERM, 10),
+            (os.killpg, signal.SIGKILL, 10),
+        ):
             try:
-                os.killpg(process.pid, sign)
+                end(process.pid, sign)
                 process.wait(patience_s)
             except (ProcessLookupError, subprocess.TimeoutExpired):
                 continue
@@ -117,8 +122,8 @@ class LocalServer:
         return self.post("/generate", {key: prompts, "sampling_params": {"temperature": 0, **sampling}})
 
     def hisparse_state(self) -> dict[str, Any] | None:
-        """The `hisparse` entry of /get_server_info, None where HiSparse is off."""
-        return self.get("/get_server_info")["internal_states"][0].get("hisparse")
+        """The `hisparse` entry of /server_info, None where HiSparse is off."""
+        return self.get("/server_info")["internal_states"][0].get("hisparse")
 
     def _ready(self) -> bool:
         try:

@@ -35,7 +35,7 @@ def test_outputs_longer_than_the_region(pair: Pair) -> None:
 
 
 def test_prompt_in_chunks(pair: Pair) -> None:
-    assert pair.on.get("/get_server_info")["chunked_prefill_size"] == CHUNK
+    assert pair.on.get("/server_info")["chunked_prefill_size"] == CHUNK
     pair.generate([prompt(9, 5 * CHUNK + 1)], max_new_tokens=40)
     pair.generate([prompt(10, 2 * CHUNK), prompt(11, 3 * CHUNK - 1)], max_new_tokens=40)
 

@@ -84,7 +84,7 @@ def test_abort_by_disconnect(pair: Pair) -> None:
     for tokens_read, length in ((0, 6000), (1, 300), (20, 500), (60, 64)):
         _disconnect_after(pair, tokens_read, prompt(400 + length, length))
     deadline = time.monotonic() + 60
-    while pair.on.get("/get_server_info")["internal_states"][0].get("num_running_reqs", 0):
+    while pair.on.get("/server_info")["internal_states"][0].get("num_running_reqs", 0):
         assert time.monotonic() < deadline
         time.sleep(0.1)
     time.sleep(1.0)  # the scheduler's idle check runs after the last abort and kills the server if anything leaked

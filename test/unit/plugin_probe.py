@@ -84,7 +84,7 @@ def models() -> dict[str, str]:
         model = SimpleNamespace(
             hf_config=SimpleNamespace(architectures=[architecture], **hf_config), context_len=163_840
         )
-        server_args = SimpleNamespace(get_model_config=lambda: model, tp_size=1, nnodes=1)
+        server_args = SimpleNamespace(get_model_config=lambda: model, tp_size=1, nnodes=1, max_total_tokens=None)
         return outcome(ours.check_against_model, server_args, HiSparseConfig.from_json(given))
 
     return {

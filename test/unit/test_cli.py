@@ -52,3 +52,10 @@ def test_unknown_command_names_the_known_ones() -> None:
     result = hisparse("sreve")
     assert result.returncode == 2
     assert "serve" in result.stderr and "Traceback" not in result.stderr
+
+
+def test_serve_refuses_a_selection_of_plug_ins_without_this_one() -> None:
+    """SGLang's own HiSparse would answer the flag."""
+    result = hisparse("serve", "--model-path", "somewhere", "--enable-hisparse", SGLANG_PLUGINS="other")
+    assert result.returncode == 2
+    assert result.stderr == "hisparse: error: SGLANG_PLUGINS=other leaves out hisparse; add it or unset the variable.\n"

@@ -26,6 +26,10 @@ DEFAULTS: dict[str, Any] = {
     "speculative_algorithm": None,
     "enable_hierarchical_cache": False,
     "enable_lmcache": False,
+    "enable_flexkv": False,
+    "max_running_requests": None,
+    "chunked_prefill_size": None,
+    "max_total_tokens": None,
     "dcp_size": 1,
     "attn_cp_size": 1,
     "enable_prefill_cp": False,
@@ -71,6 +75,7 @@ REFUSED = {
     "--speculative-algorithm": {"speculative_algorithm": "EAGLE"},
     "--enable-hierarchical-cache": {"enable_hierarchical_cache": True},
     "--enable-lmcache": {"enable_lmcache": True},
+    "--enable-flexkv": {"enable_flexkv": True},
     "--dcp-size": {"dcp_size": 2},
     "--attn-cp-size": {"attn_cp_size": 2},
     "--enable-prefill-cp": {"enable_prefill_cp": True},
@@ -98,6 +103,28 @@ def test_prefill_side_of_disaggregation_is_refused_too() -> None:
 
 def test_defaults_are_not_refused() -> None:
     server_args.refuse_unsupported(arguments())
+
+
+def test_request_limit() -> None:
+    server_args.refuse_unsupported(arguments(max_running_requests=1))
+    assert "--max-running-requests 0 " in refused(max_running_requests=0)
+
+
+def test_chunk_size() -> None:
+    for size in (-1, 64, 8192):
+        server_args.refuse_unsupported(arguments(chunked_prefill_size=size))
+    assert "--chunked-prefill-size 63 " in refused(chunked_prefill_size=63)
+
+
+def test_feature_named_by_an_older_option(monkeypatch: pytest.MonkeyPatch) -> None:
+    """SGLang folds deprecated options into the present ones while it resolves its arguments."""
+    given = arguments(enable_hisparse=True, hisparse_config=None)
+
+    def fold() -> None:
+        given.enable_prefill_cp = True
+
+    with pytest.raises(HiSparseError, match="--enable-prefill-cp"):
+        server_args.resolve_server_args(fold, given)
 
 
 def test_page_size() -> None:

@@ -83,6 +83,8 @@ REFUSED = (
 LEGAL = (
     Setting("--dtype", "auto bfloat16", "rows and weights are bfloat16"),
     Setting("--page-size", "64", "the indexer's key buffer has pages of 64 tokens"),
+    *(Setting(name, "1", "one process serves") for name in ("--tp-size", "--tensor-parallel-size", "--tp")),
+    *(Setting(name, "1", "one process serves") for name in ("--dp-size", "--data-parallel-size", "--dp")),
 )
 """Flags that are not added but must have one of these values (separated by spaces) if given."""
 

@@ -130,6 +130,6 @@ HOOKS: tuple[HookRow, ...] = (
         "sglang.srt.managers.scheduler.Scheduler.get_internal_state",
         "after",
         _report_state,
-        "sizes and hit rate in /get_server_info",
+        "sizes and hit rate in /server_info",
     ),
 )

@@ -68,7 +68,7 @@ def attach_coordinator(model_runner: Any) -> None:
 
 
 def report_state(model_runner: Any) -> dict[str, Any]:
-    """The `hisparse` entry of `/get_server_info`: configuration, sizes in bytes, and what swap-in did so far."""
+    """The `hisparse` entry of `/server_info`: configuration, sizes in bytes, and what swap-in did so far."""
     budget: MemoryBudget = model_runner.hisparse_budget
     config = dataclasses.asdict(budget.config)
     config.pop("notes")

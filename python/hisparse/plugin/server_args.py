@@ -32,6 +32,7 @@ UNSUPPORTED = (
     Unsupported("--enable-hierarchical-cache", lambda a: a.enable_hierarchical_cache,
                 "the host pool already holds every token's KV"),
     Unsupported("--enable-lmcache", lambda a: a.enable_lmcache, "the host pool already holds every token's KV"),
+    Unsupported("--enable-flexkv", lambda a: a.enable_flexkv, "the host pool already holds every token's KV"),
     Unsupported("--dcp-size", lambda a: a.dcp_size > 1, "a rank would hold only a part of each request's rows"),
     Unsupported("--attn-cp-size", lambda a: a.attn_cp_size > 1, "a prompt would be split over ranks"),
     Unsupported("--enable-prefill-cp", lambda a: a.enable_prefill_cp, "a prompt would be split over ranks"),
@@ -62,6 +63,7 @@ def resolve_server_args(original: Callable[[], None], server_args: Any) -> None:
     # From here on SGLang must not know: its own HiSparse would turn staging on and the leak check off.
     server_args.enable_hisparse = False
     original()
+    refuse_features(server_args)  # SGLang folds older names of an option into the present one meanwhile
     resolved = check_against_model(server_args, config)
     for note in resolved.notes:
         logger.warning("HiSparse: %s", note)
@@ -70,10 +72,16 @@ def resolve_server_args(original: Callable[[], None], server_args: Any) -> None:
 
 
 def refuse_unsupported(server_args: Any) -> None:
-    """Raise `HiSparseError` for the first option that HiSparse does not run with."""
-    for feature in UNSUPPORTED:
-        if feature.asked_for(server_args):
-            raise HiSparseError(f"--enable-hisparse does not run with {feature.option} yet: {feature.why}.")
+    """Raise `HiSparseError` for the first option or value that HiSparse does not run with."""
+    refuse_features(server_args)
+    requests = server_args.max_running_requests
+    if requests is not None and requests < 1:
+        raise HiSparseError(f"--max-running-requests {requests} does not fit --enable-hisparse: it must be at least 1.")
+    chunk = server_args.chunked_prefill_size
+    if chunk is not None and chunk > 0 and chunk % PAGE_SIZE:
+        raise HiSparseError(
+            f"--chunked-prefill-size {chunk} does not fit --enable-hisparse: it must be a multiple of {PAGE_SIZE}."
+        )
     page_size = server_args.page_size
     if page_size not in (None, PAGE_SIZE):
         raise HiSparseError(f"--page-size {page_size} does not fit --enable-hisparse: it must be {PAGE_SIZE}.")
@@ -98,6 +106,13 @@ def refuse_unsupported(server_args: Any) -> None:
                 f"{option} {value} does not fit --enable-hisparse with --kv-cache-dtype {dtype}: it must be "
                 f"{BACKEND_FOR_DTYPE[dtype]}, or not given."
             )
+
+
+def refuse_features(server_args: Any) -> None:
+    """Raise `HiSparseError` for the first feature of `UNSUPPORTED` that is asked for."""
+    for feature in UNSUPPORTED:
+        if feature.asked_for(server_args):
+            raise HiSparseError(f"--enable-hisparse does not run with {feature.option} yet: {feature.why}.")
 
 
 def kv_cache_dtype(server_args: Any) -> str:
@@ -126,6 +141,7 @@ def check_against_model(server_args: Any, config: HiSparseConfig) -> ResolvedCon
     resolved = config.resolve(
         index_topk=get_dsa_index_topk(model.hf_config), page_size=PAGE_SIZE, context_len=model.context_len
     )
-    if resolved.host_memory_bytes is not None:
+    if resolved.host_memory_bytes is not None and server_args.max_total_tokens is None:
+        # With --max-total-tokens the pool may be smaller; it is checked when its size is known.
         require_free_memory(resolved.host_memory_bytes * server_args.tp_size // server_args.nnodes)
     return resolved

@@ -11,6 +11,7 @@ from sglang.srt.model_executor.pool_configurator import MemoryPoolConfig, Memory
 from sglang.srt.runtime_context import get_context, get_schedule
 
 from hisparse.budget import plan_budget
+from hisparse.config import HiSparseError
 from hisparse.memory import free_memory_bytes
 from hisparse.plugin.gate import stopping_the_server
 from hisparse.plugin.server_args import active_config
@@ -45,7 +46,14 @@ class HiSparsePoolConfigurator(MemoryPoolConfigurator):
         return MemoryPoolConfig(max_total_num_tokens=budget.slots)
 
     def calculate_pool_sizes_from_max_tokens(self, max_total_num_tokens: int, page_size: int) -> MemoryPoolConfig:
-        return MemoryPoolConfig(max_total_num_tokens=max_total_num_tokens // page_size * page_size)
+        slots = max_total_num_tokens // page_size * page_size
+        with stopping_the_server():
+            if slots == 0:
+                raise HiSparseError(
+                    f"--max-total-tokens {max_total_num_tokens} does not fit --enable-hisparse: it must be at least "
+                    f"{page_size}, one page."
+                )
+        return MemoryPoolConfig(max_total_num_tokens=slots)
 
 
 def row_bytes(owner: Any) -> int:
