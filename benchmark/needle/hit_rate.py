@@ -61,9 +61,9 @@ class Workloads:
         """One question a request, five requests a text after each other."""
         return _sum(self._asked(ask, [[text.facts[2 * i]] for text in self.texts]) for i in range(5))
 
-    def ten_facts(self, ask: Ask) -> Answers:
-        """All facts in one question: an answer of about 190 tokens."""
-        return self._asked(ask, [text.facts for text in self.texts])
+    def four_facts(self, ask: Ask) -> Answers:
+        """Four facts a question, the most that training had; two questions a text after each other."""
+        return _sum(self._asked(ask, [text.facts[start::2][:4] for text in self.texts]) for start in (0, 1))
 
     def conversation(self, ask: Ask) -> Answers:
         """Four turns, two or three facts a turn; each prompt holds the turns before it."""
@@ -90,7 +90,7 @@ class Workloads:
             text.prompt(self.maker, [fact.name for fact in asked])
             for text, asked in zip(self.texts, wanted, strict=True)
         ]
-        return _judged(ask(prompts, {"max_new_tokens": 260}), wanted)
+        return _judged(ask(prompts, {"max_new_tokens": 100}), wanted)
 
 
 def _question(asked: list[facts.Fact]) -> str:
@@ -127,16 +127,23 @@ class Recorder:
         time.sleep(1.0)  # the scheduler may be one step ahead of the last answer
         (self.folder / "on").unlink()
         rows: dict[str, list[Any]] = {"step": [], "layer": [], "request": [], "seq_len": [], "selected": []}
-        step, requests = -1, {}
+        step, count = -1, 0
+        number: dict[int, int] = {}  # of the request that was last in a place of SGLang's
+        expected_len: dict[int, int] = {}
         for path in sorted(self.folder.glob("*.pt")):
             record = torch.load(path)
             path.unlink()
             step += record["layer"] == 0
-            for i, pool_index in enumerate(record["req_pool_indices"].tolist()):
+            for i, place in enumerate(record["req_pool_indices"].tolist()):
+                seq_len = int(record["seq_lens"][i])
+                if record["layer"] == 0:
+                    if expected_len.get(place) != seq_len:
+                        number[place], count = count, count + 1
+                    expected_len[place] = seq_len + 1
                 rows["step"].append(step)
                 rows["layer"].append(record["layer"])
-                rows["request"].append(requests.setdefault(pool_index, len(requests)))
-                rows["seq_len"].append(int(record["seq_lens"][i]))
+                rows["request"].append(number[place])
+                rows["seq_len"].append(seq_len)
                 rows["selected"].append(record["selected"][i].numpy())
         np.savez_compressed(
             out,
@@ -165,7 +172,7 @@ def run(model: Path, folder: Path, buffer: int, traces: Path | None) -> list[dic
 
         for text in workloads.texts:
             server.generate([text.prefix], max_new_tokens=1)
-        for name in tqdm(("one_fact", "ten_facts", "conversation", "free_text"), desc=f"buffer {buffer}"):
+        for name in tqdm(("one_fact", "four_facts", "conversation", "free_text"), desc=f"buffer {buffer}"):
             before = server.hisparse_state()
             if recorder:
                 recorder.start()
