@@ -94,6 +94,8 @@ def _run(log: Path, *flags: str) -> Run:
         choices = _ask(server)
         seconds = time.perf_counter() - started
         state = server.hisparse_state()
+        if flags and state is None:
+            raise ServerDied("HiSparse is not active in it; `hisparse doctor` says why.")
         command = shlex.join(["hisparse", "serve", *server.command[server.command.index("--model-path") :]])
         return Run(
             tokens=[choice.logprobs.tokens for choice in choices],
