@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGES = {"hisparse": ROOT / "python/hisparse", "hisparse_kernel": ROOT / "sgl-kernel/hisparse_kernel"}
 MAX_LINES = 450
 
-LEAVES = {"config", "row_format", "hook_row", "device"}
+LEAVES = {"config", "row_format", "hook_row", "device", "trace_format"}
 """Modules that import nothing of ours, and that anyone may import, like `budget`."""
 
 SHARED = LEAVES | {"budget"}
@@ -30,7 +30,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "plugin": SHARED | {"hisparse_kernel", "memory", "extend_plan", "coordinator", "cpu"},
     "cpu": {"hook_row", "device"},
     "planner": {"config", "row_format"},
-    "simulator": {"config", "row_format"},
+    "simulator": {"config", "row_format", "trace_format"},
 }
 """The arrows. A room that is not named here may import any of ours (the command line and what it starts)."""
 
