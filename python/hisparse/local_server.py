@@ -11,7 +11,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -32,6 +32,7 @@ class LocalServer:
         log: file that receives the server's output.
         environment: variables added to this process's.
         timeout_s: how long to wait until the server is ready.
+        launcher: arguments of the Python interpreter that start a server.
     """
 
     def __init__(
@@ -41,6 +42,7 @@ class LocalServer:
         log: Path,
         environment: Mapping[str, str] | None = None,
         timeout_s: float = 300,
+        launcher: Sequence[str] = ("-m", "hisparse.cli", "serve"),
     ) -> None:
         self.log = log
         self.timeout_s = timeout_s
@@ -48,32 +50,40 @@ class LocalServer:
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
-        self.command = [sys.executable, "-m", "hisparse.cli", "serve", "--model-path", str(model)]
+        self.command = [sys.executable, *launcher, "--model-path", str(model)]
         self.command += ["--host", "127.0.0.1", "--port", str(self.port), *flags]
         self._environment = {**os.environ, **(environment or {})}
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> LocalServer:
-        with self.log.open("wb") as log:
-            # A session of its own, so that the scheduler and detokenizer end with it.
-            self._process = subprocess.Popen(
-                self.command, stdout=log, stderr=subprocess.STDOUT, env=self._environment, start_new_session=True
-            )
-        deadline = time.monotonic() + self.timeout_s
-        try:
-            while not self._ready():
-                if self._process.poll() is not None or time.monotonic() > deadline:
-                    raise ServerDied(f"{' '.join(self.command)}\n{self.log_tail()}")
-                time.sleep(0.2)
-        except BaseException:
-            self.stop()
-            raise
+        self.start()
+        self.wait()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.stop()
+
+    def start(self) -> None:
+        """Start the process; `wait` for it to serve."""
+        with self.log.open("wb") as log:
+            # A session of its own, so that the scheduler and detokenizer end with it.
+            self._process = subprocess.Popen(
+                self.command, stdout=log, stderr=subprocess.STDOUT, env=self._environment, start_new_session=True
+            )
+        self._deadline = time.monotonic() + self.timeout_s
+
+    def wait(self) -> None:
+        """Return when the server answers. Stops it and raises `ServerDied` if it ends or is not ready in time."""
+        try:
+            while not self._ready():
+                if not self.alive or time.monotonic() > self._deadline:
+                    raise ServerDied(f"{' '.join(self.command)}\n{self.log_tail()}")
+                time.sleep(0.2)
+        except BaseException:
+            self.stop()
+            raise
 
     def stop(self) -> None:
         """Ask the server to end, then make sure that no process of its session is left."""

@@ -18,7 +18,7 @@ FP8_GROUP = 128
 """Values of the latent that share one scale in an `fp8_ds_mla` row."""
 
 SMALLEST_SCALE = 2.0**-126
-"""The smallest normal float32. The inverse of a smaller scale may be infinite, and infinity times 0 is NaN."""
+"""The smallest normal float32. The inverse of a smaller scale may be infinite."""
 
 
 class RowFormat(ABC):
@@ -88,7 +88,8 @@ class Fp8DsMlaRow(RowFormat):
     Each group of 128 values has the scale `max|x| / 448`, and a value is stored as `x * (1 / scale)`. The
     rounding error of a normal e4m3 value is at most 2**-4 of it; below the smallest normal (2**-6) it is at most
     2**-10, so after unpacking |error| <= max(|x| * 2**-4, scale * 2**-10), plus bf16 rounding (2**-9 of the
-    result). A group whose scale is below SMALLEST_SCALE (no value above 5.3e-36) unpacks to zeros.
+    result). A group whose scale is below SMALLEST_SCALE (no value above 5.3e-36) may
+    unpack to its largest value throughout, as SGLang's own store does: infinity times the value, clamped.
     """
 
     name = "fp8_ds_mla"
@@ -102,8 +103,10 @@ class Fp8DsMlaRow(RowFormat):
         # A tensor, not a Python number: CUDA would turn division by a number into multiplication by its inverse.
         fp8_max = torch.tensor(FP8_MAX, device=groups.device)
         scales = groups.abs().amax(-1) / fp8_max
-        inverse = torch.where(scales >= SMALLEST_SCALE, 1.0 / scales, torch.zeros_like(scales))
-        values = (groups * inverse.unsqueeze(-1)).clamp(-FP8_MAX, FP8_MAX).to(torch.float8_e4m3fn)
+        inverse = torch.where(scales > 0, 1.0 / scales, torch.zeros_like(scales))
+        # Infinity times 0: the clamp of SGLang's store takes the minimum first, which turns NaN into FP8_MAX.
+        scaled = (groups * inverse.unsqueeze(-1)).nan_to_num(nan=FP8_MAX)
+        values = scaled.clamp(-FP8_MAX, FP8_MAX).to(torch.float8_e4m3fn)
         parts = (values.flatten(-2), scales.contiguous(), k_rope)
         return torch.cat([part.view(torch.uint8) for part in parts], dim=-1)
 

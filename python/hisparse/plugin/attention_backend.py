@@ -11,6 +11,7 @@ from sglang.srt.layers.attention.dsa_backend import DeepseekSparseAttnBackend, c
 
 from hisparse.coordinator import HiSparseCoordinator
 from hisparse.extend_plan import ExtendGroup
+from hisparse.plugin.top_k import PositionTopK
 
 
 class HiSparseAttentionBackend(DeepseekSparseAttnBackend):
@@ -31,7 +32,17 @@ class HiSparseAttentionBackend(DeepseekSparseAttnBackend):
     def get_indexer_metadata(self, layer_id: int, forward_batch: Any) -> Any:
         """Positions, never slots: SGLang's fused top-k would look slots up in a page table of the full pool."""
         metadata = super().get_indexer_metadata(layer_id, forward_batch)
-        return dataclasses.replace(metadata, force_unfused_topk=True)
+        return dataclasses.replace(metadata, topk_backend=PositionTopK(self.dsa_topk_backend))
+
+    def init_cuda_graph_state(self, max_bs: int, max_num_tokens: int) -> None:
+        """Without the page table of single tokens, int32 [max_bs, context], that SGLang refills in every step where
+        a coordinator is set: swap-in reads `req_to_token`."""
+        coordinator = self.hisparse_coordinator
+        self.hisparse_coordinator = None  # type: ignore[assignment]
+        try:
+            super().init_cuda_graph_state(max_bs, max_num_tokens)
+        finally:
+            self.hisparse_coordinator = coordinator
 
     def forward_decode(
         self,

@@ -100,8 +100,7 @@ struct PackFp8DsMla {
       largest = fmaxf(largest, __shfl_xor_sync(kAllLanes, largest, step));
     }
     const float scale = divide(largest, kMax);
-    // Below the smallest normal number the inverse may be infinite, and infinity times 0 is NaN (row_format.py).
-    const float inverse = scale >= 0x1p-126f ? divide(1.0f, scale) : 0.0f;
+    const float inverse = scale > 0.0f ? divide(1.0f, scale) : 0.0f;
     uint32_t packed[4];
 #pragma unroll
     for (int w = 0; w < 4; ++w) {
