@@ -29,7 +29,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "coordinator": SHARED | {"hisparse_kernel", "memory", "extend_plan"},
     "plugin": SHARED | {"hisparse_kernel", "memory", "extend_plan", "coordinator", "cpu"},
     "cpu": {"hook_row", "device"},
-    "planner": {"config", "row_format"},
+    "planner": {"config", "row_format", "budget"},
     "simulator": {"config", "row_format", "trace_format"},
 }
 """The arrows. A room that is not named here may import any of ours (the command line and what it starts)."""

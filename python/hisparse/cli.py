@@ -26,10 +26,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     commands.add_parser("doctor", help="say whether this machine can run it, and what is missing")
     demo = commands.add_parser("demo", help="serve a small model with HiSparse on and off and compare")
     demo.add_argument("--keep", action="store_true", help="keep the server logs and say where they are")
-    # `serve` hands every word on, also those that look like options of ours.
+    commands.add_parser("plan", add_help=False, help="how many requests fit, where every byte goes, which flags to use")
+    # These have options of their own; `serve` hands every word on, also those that look like options of ours.
     arguments = list(sys.argv[1:] if argv is None else argv)
     if arguments[:1] == ["serve"]:
         return serve(arguments[1:])
+    if arguments[:1] == ["plan"]:
+        from hisparse.planner.command import main as plan
+
+        return plan(arguments[1:])
     options = parser.parse_args(arguments)
     if options.command == "doctor":
         from hisparse.doctor import doctor
