@@ -46,7 +46,7 @@ def main() -> None:
     parser.add_argument("--buffer", type=int, default=4096, help="device_buffer_size")
     parser.add_argument("--window-s", type=float, default=3.0)
     parser.add_argument("--ttft-prompts", type=int, default=3, help="prompts sent alone for the time to first token")
-    parser.add_argument("--profile", type=int, nargs="*", default=[], help="levels to profile")
+    parser.add_argument("--profile", type=int, nargs="*", default=[], help="levels to profile; 0 = a prompt alone")
     parser.add_argument("--deadline-s", type=float, default=560, help="stop beginning levels after this long")
     parser.add_argument("--flags", default="", help="further flags for every server")
     options = parser.parse_args()
@@ -106,6 +106,12 @@ async def measure(
             await stream.task
             assert stream.arrivals, f"{mode.name}: {stream.error}"
             alone.append(stream.ttft)
+        if 0 in options.profile:
+            profiled = asyncio.create_task(asyncio.to_thread(_profile, server, mode, 0, options, 4))
+            await asyncio.sleep(1)
+            stream = client.start(session, server.url, client.prompt(20_000, options.prompt, VOCABULARY), 2)
+            await profiled
+            await client.finish([stream])
         streams: list[client.Stream] = []
         levels = []
         for level in options.levels:
@@ -121,9 +127,7 @@ async def measure(
                 levels.append(await _window(server, mode, streams, level, hits, options.window_s))
             levels[-1]["ttft_s"] = [round(s.ttft, 3) for s in fresh if s.arrivals]
             if level in options.profile:
-                trace = await asyncio.to_thread(profile_decode.record, server, options.out / f"{mode.name}-{level}")
-                text = profile_decode.table(profile_decode.summarise(trace)) if trace else "no trace came"
-                (options.out / f"profile-{mode.name}-{level}.md").write_text(text + "\n")
+                await asyncio.to_thread(_profile, server, mode, level, options)
         errors = [s.error for s in streams if s.error]
         await client.finish(streams)
     return {
@@ -133,6 +137,15 @@ async def measure(
         "retractions": server.log_text().count("retract"),
         "state": server.hisparse_state() if server.alive else None,
     }
+
+
+def _profile(
+    server: LocalServer, mode: Mode, level: int, options: argparse.Namespace, steps: int = profile_decode.STEPS
+) -> None:
+    """Write DIR/profile-MODE-LEVEL.md; level 0 is a prompt alone."""
+    trace = profile_decode.record(server, options.out / f"trace-{mode.name}-{level}", steps)
+    text = profile_decode.table(profile_decode.summarise(trace, steps)) if trace else "no trace came"
+    (options.out / f"profile-{mode.name}-{level}.md").write_text(text + "\n")
 
 
 async def _all_decoding(streams: list[client.Stream], quiet_s: float = 4.0) -> None:

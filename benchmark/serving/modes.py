@@ -46,7 +46,7 @@ def plan_modes(options: argparse.Namespace, selection: Path) -> list[Mode]:
 
 
 def _shared(options: argparse.Namespace, requests: int) -> tuple[str, ...]:
-    requests = min(requests, max(options.levels))
+    requests = min(requests, max(options.levels)) + 1  # SGLang leaves one place empty while a chunk is under way
     return (
         *COMMON, "--context-length", str(options.prompt + options.new + 64), "--max-running-requests", str(requests),
         "--cuda-graph-max-bs-decode", str(requests),
@@ -87,7 +87,7 @@ def _ours(options: argparse.Namespace, selection: Path) -> Mode:
     )
     for requests in range(max(options.levels), 0, -1):
         slots = requests * _kept(options)
-        planned = MemoryBudget(config, options.layers, ROW_BYTES, INDEX_KEY_BYTES, requests + 1, slots)
+        planned = MemoryBudget(config, options.layers, ROW_BYTES, INDEX_KEY_BYTES, requests + 2, slots)
         if planned.device_bytes <= budget:
             break
     else:
@@ -102,7 +102,7 @@ def _ours(options: argparse.Namespace, selection: Path) -> Mode:
 
 def _kept(options: argparse.Namespace) -> int:
     """Tokens of a request that the pools keep room for; most generate far fewer than `options.new`."""
-    return _ceil(options.prompt + 1024)
+    return _ceil(options.prompt + 1536)
 
 
 def _ceil(tokens: int) -> int:

@@ -22,12 +22,12 @@ STEPS = 10
 OURS = re.compile(r"python/hisparse/|hisparse_kernel/")
 
 
-def record(server: LocalServer, folder: Path, patience_s: float = 60) -> Path | None:
-    """Profile the next decode steps of a server under load; the trace file, or None if none came in time."""
+def record(server: LocalServer, folder: Path, steps: int = STEPS, patience_s: float = 60) -> Path | None:
+    """Profile a server's next steps; the trace file, or None if none came in time."""
     folder.mkdir(parents=True, exist_ok=True)
     server.post(
         "/start_profile",
-        {"output_dir": str(folder), "num_steps": STEPS, "activities": ["CPU", "GPU"], "with_stack": True},
+        {"output_dir": str(folder), "num_steps": steps, "activities": ["CPU", "GPU"], "with_stack": True},
     )
     deadline = time.monotonic() + patience_s
     size = -1

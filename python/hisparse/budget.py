@@ -51,7 +51,7 @@ class MemoryBudget:
 
     @property
     def workspace_bytes(self) -> int:
-        return self.config.workspace_tokens * self.row_bytes
+        return self.config.workspaces * self.config.workspace_tokens * self.row_bytes
 
     @property
     def step_bytes(self) -> int:
@@ -81,7 +81,7 @@ class MemoryBudget:
              f"x {self.row_bytes} B"),
             ("device", "residency state", self.residency_bytes, "6 B a row, 4 B a region"),
             ("device", "prefill workspace", self.workspace_bytes,
-             f"{config.workspace_tokens} rows x {self.row_bytes} B"),
+             f"{config.workspaces} x {config.workspace_tokens} rows x {self.row_bytes} B"),
             ("device", "step buffers", self.step_bytes, "row ids and counters"),
             ("device", "indexer keys", self.index_keys_bytes,
              f"{tokens} tokens x {self.layers} layers x {self.index_key_bytes} B"),

@@ -62,13 +62,14 @@ class HiSparseConfig:
                 raise HiSparseError(f"--hisparse-config has the unknown key {key!r}; known are {', '.join(known)}.")
         return cls(**given)
 
-    def resolve(self, *, index_topk: int, page_size: int, context_len: int) -> ResolvedConfig:
+    def resolve(self, *, index_topk: int, page_size: int, context_len: int, workspaces: int = 2) -> ResolvedConfig:
         """Fill in defaults and check the values against a model.
 
         Args:
             index_topk: positions the model's indexer selects a step.
             page_size: tokens a page of the KV space; also the length of the tail ring.
             context_len: the longest request, in tokens.
+            workspaces: 2 where a copy can run beside compute, that is on a GPU; else 1.
         """
         notes = []
         if self.top_k not in (None, index_topk):
@@ -104,6 +105,7 @@ class HiSparseConfig:
             host_memory_bytes=None if self.host_memory_gib is None else int(self.host_memory_gib * 2**30),
             host_to_device_ratio=None if self.host_memory_gib is not None else self.host_to_device_ratio,
             notes=tuple(notes),
+            workspaces=workspaces,
         )
 
 
@@ -112,7 +114,8 @@ class ResolvedConfig:
     """A configuration checked against a model; what the rest of the package works with.
 
     `host_memory_bytes` and `host_to_device_ratio` may both be None: then the host pool takes its default share of
-    the free memory. `notes` are sentences for the log.
+    the free memory. `notes` are sentences for the log. `workspaces` are the buffers of the prefill workspace: with two,
+    one layer's prefix is gathered while another is attended to.
     """
 
     top_k: int
@@ -122,6 +125,7 @@ class ResolvedConfig:
     host_memory_bytes: int | None
     host_to_device_ratio: float | None
     notes: tuple[str, ...] = ()
+    workspaces: int = 1
 
     @property
     def region_rows(self) -> int:

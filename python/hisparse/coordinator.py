@@ -11,6 +11,7 @@ from hisparse.config import ResolvedConfig
 from hisparse.extend_plan import ExtendGroup, plan_extend
 from hisparse.memory import HostPool, HotBuffer
 from hisparse.row_format import RowFormat
+from hisparse.workspace import Workspace
 
 SEED_QUERIES = 4
 """Queries of a prompt's end whose selections seed its region; the last one's alone leave half of a buffer of twice
@@ -34,7 +35,7 @@ class HiSparseCoordinator:
 
     Args:
         host_pool, hot_buffer: [layers] of this process each.
-        workspace: uint8 [config.workspace_tokens, row_bytes] on the device.
+        workspace: uint8 [buffers, config.workspace_tokens, row_bytes] on the device, see `Workspace`.
         req_to_token: int32 [regions, max_context], SGLang's table; read, never written.
         max_batch: the largest decode batch.
         debug: fill rows that hold nothing with NaN and verify every row that swap-in returns (slow).
@@ -63,7 +64,7 @@ class HiSparseCoordinator:
         self.row_format = row_format
         self.host_pool = host_pool
         self.hot_buffer = hot_buffer
-        self.workspace = workspace
+        self.workspace = Workspace(workspace, host_pool, POISON if debug else None)
         self.req_to_token = req_to_token
         self.start_layer = start_layer
         self.debug = debug
@@ -72,6 +73,8 @@ class HiSparseCoordinator:
         self._hot_row_ids = torch.full((max_batch, config.top_k), -1, dtype=torch.int32, device=device)
         self._counters = torch.zeros((layers, 3), dtype=torch.int64, device=device)
         self._gathered_tokens = 0
+        self._swap_in_stream = torch.cuda.Stream(device) if hot_buffer.rows.is_cuda else None
+        self._started: tuple[int, torch.Tensor] | None = None  # layer id, row ids
         if debug:
             host_pool.rows.fill_(POISON)
             hot_buffer.rows.fill_(POISON)
@@ -99,20 +102,24 @@ class HiSparseCoordinator:
             for region in regions.tolist():
                 hot.rows[:, hot.region_rows(region)] = POISON
         self._gathered_tokens += sum(prefix_lens)
-        return plan_extend(
+        groups = plan_extend(
             prefix_lens=prefix_lens,
             extend_lens=extend_lens,
             req_pool_indices=regions,
             out_cache_loc=out_cache_loc,
             req_to_token=self.req_to_token,
-            capacity=self.workspace.shape[0],
+            capacity=self.workspace.capacity,
             seed_queries=max(1, min(SEED_QUERIES, MAX_SEED_CANDIDATES // self.config.top_k)),
         )
+        self.workspace.begin(groups)
+        return groups
 
     def fill_workspace(
         self, layer_id: int, group: ExtendGroup, k_nope: torch.Tensor, k_rope: torch.Tensor
     ) -> torch.Tensor:
         """One layer's rows of a group: prefix from the host pool, new tokens written through to it.
+
+        Every layer must ask for the batch's groups in order.
 
         Args:
             k_nope, k_rope: bf16 [batch tokens, ...], the whole batch's new tokens.
@@ -120,27 +127,24 @@ class HiSparseCoordinator:
         Returns:
             The workspace, uint8 [workspace_tokens, row_bytes].
         """
-        host_rows = self.host_pool.rows[self._local(layer_id)]
-        if self.debug:
-            self.workspace.fill_(POISON)
-        kernel.gather(
-            host_rows=host_rows, slots=group.prefix_slots, workspace=self.workspace, row_ids=group.prefix_rows
-        )
+        layer = self._local(layer_id)
+        rows = self.workspace.prefix(layer, group)
         kernel.store_extend(
             k_nope=k_nope[group.tokens],
             k_rope=k_rope[group.tokens],
             slots=group.new_slots,
             row_ids=group.new_rows,
-            host_rows=host_rows,
-            workspace=self.workspace,
+            host_rows=self.host_pool.rows[layer],
+            workspace=rows,
             row_format=self.row_format,
         )
-        return self.workspace
+        return rows
 
-    def seed_regions(self, layer_id: int, group: ExtendGroup, selected: torch.Tensor) -> None:
+    def seed_regions(self, layer_id: int, group: ExtendGroup, rows: torch.Tensor, selected: torch.Tensor) -> None:
         """Keep what the group's last queries selected, while the workspace still holds this layer.
 
         Args:
+            rows: what `fill_workspace` returned.
             selected: int32 [group tokens, top_k] positions, -1 = none.
         """
         layer, hot = self._local(layer_id), self.hot_buffer
@@ -148,7 +152,7 @@ class HiSparseCoordinator:
             candidates=selected[group.last_tokens].flatten(1).contiguous(),
             regions=group.regions,
             workspace_starts=group.starts,
-            workspace=self.workspace,
+            workspace=rows,
             hot_rows=hot.rows[layer],
             owners=hot.owners[layer],
             lru_order=hot.lru_order[layer],
@@ -183,6 +187,21 @@ class HiSparseCoordinator:
             row_format=self.row_format,
         )
 
+    def start_swap_in(
+        self, req_pool_indices: torch.Tensor, seq_lens: torch.Tensor, selected: torch.Tensor, layer_id: int
+    ) -> None:
+        """Let `swap_in_selected_pages`, with the same arguments, begin as soon as the selection is known.
+
+        On a GPU it then runs beside the query's projections, which lie between the indexer and attention. What it reads
+        was complete before this step, apart from this step's own token, which needs no copy: its row is in the tail
+        ring.
+        """
+        if self._swap_in_stream is None:
+            return
+        self._swap_in_stream.wait_stream(torch.cuda.current_stream(selected.device))
+        with torch.cuda.stream(self._swap_in_stream):
+            self._started = layer_id, self._swap_in(req_pool_indices, seq_lens, selected, layer_id)
+
     def swap_in_selected_pages(
         self, req_pool_indices: torch.Tensor, seq_lens: torch.Tensor, selected: torch.Tensor, layer_id: int
     ) -> torch.Tensor:
@@ -192,8 +211,23 @@ class HiSparseCoordinator:
         Args:
             req_pool_indices, seq_lens: int [batch]. selected: int32 [batch, top_k] positions, -1 = none.
         """
+        started, self._started = self._started, None
+        if started is not None:
+            assert self._swap_in_stream is not None
+            torch.cuda.current_stream(selected.device).wait_stream(self._swap_in_stream)
+        if started is not None and started[0] == layer_id and started[1].shape[0] == selected.shape[0]:
+            row_ids = started[1]
+        else:  # nothing was begun, or for a batch that SGLang padded afterwards: then all of it is there by now
+            row_ids = self._swap_in(req_pool_indices, seq_lens, selected, layer_id)
+        if self.debug:
+            self._verify(self._local(layer_id), req_pool_indices, seq_lens, selected, row_ids)
+        return row_ids
+
+    def _swap_in(
+        self, req_pool_indices: torch.Tensor, seq_lens: torch.Tensor, selected: torch.Tensor, layer_id: int
+    ) -> torch.Tensor:
         layer, hot = self._local(layer_id), self.hot_buffer
-        row_ids = kernel.swap_in(
+        return kernel.swap_in(
             selected=selected,
             seq_lens=seq_lens,
             req_pool_indices=req_pool_indices,
@@ -208,9 +242,6 @@ class HiSparseCoordinator:
             out=self._hot_row_ids[: selected.shape[0]],
             counters=self._counters[layer],
         )
-        if self.debug:
-            self._verify(layer, req_pool_indices, seq_lens, selected, row_ids)
-        return row_ids
 
     def wait_for_pending_backup(self) -> None:
         """SGLang's model runner asks before decode. Nothing is ever pending: backup is write-through."""

@@ -79,7 +79,7 @@ class FakeScheduler:
                 row_bytes=row_bytes,
                 device="cpu",
             ),
-            workspace=torch.zeros((WORKSPACE, row_bytes), dtype=torch.uint8),
+            workspace=torch.zeros((1, WORKSPACE, row_bytes), dtype=torch.uint8),
             req_to_token=self.req_to_token,
             start_layer=LAYERS.start,
             max_batch=REGIONS,
@@ -135,7 +135,7 @@ class FakeScheduler:
             for group in groups:
                 workspace = self.coordinator.fill_workspace(layer_id, group, k_nope, k_rope)
                 self._compare_workspace(layer_id, workspace, group.regions.tolist(), group.starts.tolist())
-                self.coordinator.seed_regions(layer_id, group, rows[group.tokens])
+                self.coordinator.seed_regions(layer_id, group, workspace, rows[group.tokens])
         return len(groups)
 
     def decode(self, regions: list[int], selector: Selector, padding: int = 0) -> None:

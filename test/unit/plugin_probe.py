@@ -84,7 +84,9 @@ def models() -> dict[str, str]:
         model = SimpleNamespace(
             hf_config=SimpleNamespace(architectures=[architecture], **hf_config), context_len=163_840
         )
-        server_args = SimpleNamespace(get_model_config=lambda: model, tp_size=1, nnodes=1, max_total_tokens=None)
+        server_args = SimpleNamespace(
+            get_model_config=lambda: model, tp_size=1, nnodes=1, max_total_tokens=None, device="cuda"
+        )
         return outcome(ours.check_against_model, server_args, HiSparseConfig.from_json(given))
 
     return {
@@ -136,6 +138,7 @@ def without_the_flag() -> dict[str, bool]:
     plain = SimpleNamespace(enable_hisparse=False)
     runner = SimpleNamespace(server_args=plain, hisparse_coordinator=None)
     scheduler = SimpleNamespace(tp_worker=SimpleNamespace(model_runner=runner))
+    decode_batch = SimpleNamespace(forward_mode=SimpleNamespace(is_decode=lambda: True))
     keywords = {"backend_str": "dsa", "model_runner": runner, "init_new_workspace": False}
     arguments: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
         "_resolve_server_args": ((plain,), {}),
@@ -143,6 +146,7 @@ def without_the_flag() -> dict[str, bool]:
         "_build_kv_pool": ((SimpleNamespace(server_args=plain), 1), {"x": 2}),
         "_init_coordinator": ((runner,), {}),
         "_build_attention_backend": ((), keywords),
+        "_start_swap_in": ((None, 1, 2, 3, decode_batch, 0), {}),
         "_check_when_idle": ((scheduler,), {}),
         "_report_state": ((scheduler, 1), {}),
     }

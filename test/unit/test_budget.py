@@ -75,7 +75,12 @@ def test_every_byte_of_the_budget_is_allocated_and_no_other(
     row_format: RowFormat, layers: int, regions: int, buffer: int, page_size: int, top_k: int, slots: int
 ) -> None:
     config = replace(
-        CONFIG, top_k=top_k, device_buffer_size=buffer, page_size=page_size, workspace_tokens=2 * page_size
+        CONFIG,
+        top_k=top_k,
+        device_buffer_size=buffer,
+        page_size=page_size,
+        workspace_tokens=2 * page_size,
+        workspaces=2,
     )
     budget = MemoryBudget(config, layers, row_format.row_bytes, KEY_BYTES, regions, slots)
     hot_buffer = HotBuffer.allocate(
@@ -92,7 +97,7 @@ def test_every_byte_of_the_budget_is_allocated_and_no_other(
         row_format=row_format,
         host_pool=host_pool,
         hot_buffer=hot_buffer,
-        workspace=torch.zeros((config.workspace_tokens, row_format.row_bytes), dtype=torch.uint8),
+        workspace=torch.zeros((config.workspaces, config.workspace_tokens, row_format.row_bytes), dtype=torch.uint8),
         req_to_token=torch.zeros((regions, 100), dtype=torch.int32),
         start_layer=0,
         max_batch=regions,
@@ -100,15 +105,14 @@ def test_every_byte_of_the_budget_is_allocated_and_no_other(
     assert budget.hot_rows_bytes == hot_buffer.rows.nbytes
     assert budget.residency_bytes == total(tensors_of(hot_buffer)) - hot_buffer.rows.nbytes
     assert budget.region_bytes * regions == total(tensors_of(hot_buffer))
-    assert budget.workspace_bytes == coordinator.workspace.nbytes
+    assert budget.workspace_bytes == coordinator.workspace.rows.nbytes
     static = tensors_of(coordinator)
-    for not_ours in (coordinator.workspace, coordinator.req_to_token):
-        del static[not_ours.data_ptr()]
+    del static[coordinator.req_to_token.data_ptr()]
     assert budget.step_bytes == total(static)
     assert budget.host_pool_bytes == host_pool.nbytes
     keys = layers * (slots + page_size) * KEY_BYTES
     assert budget.index_keys_bytes == keys
-    in_all = total(tensors_of(hot_buffer, coordinator)) - coordinator.req_to_token.nbytes + keys
+    in_all = total(tensors_of(hot_buffer, coordinator, coordinator.workspace)) - coordinator.req_to_token.nbytes + keys
     assert budget.device_bytes == in_all
 
 

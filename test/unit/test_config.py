@@ -171,6 +171,7 @@ def test_defaults() -> None:
         workspace_tokens=163_904,
         host_memory_bytes=None,
         host_to_device_ratio=None,
+        workspaces=2,
     )
     assert resolved.region_rows == 4096 + 64
 

@@ -315,7 +315,7 @@ def test_tensors_of_different_sizes_are_our_mistake(layers: int, regions: int) -
             row_format=coordinator.row_format,
             host_pool=HostPool(layers=1, slots=8, row_bytes=64, pin=False),
             hot_buffer=HotBuffer.allocate(layers=layers, regions=regions, **hot),  # type: ignore[arg-type]
-            workspace=torch.zeros((fake_scheduler.WORKSPACE, 64), dtype=torch.uint8),
+            workspace=torch.zeros((1, fake_scheduler.WORKSPACE, 64), dtype=torch.uint8),
             req_to_token=torch.zeros((3, 8), dtype=torch.int32),
             start_layer=0,
             max_batch=3,

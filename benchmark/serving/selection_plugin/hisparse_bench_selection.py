@@ -107,14 +107,12 @@ def register() -> None:
 
     rate: list[MissRate] = []
 
-    def after_indexer(result: Any, *arguments: Any, **named: Any) -> Any:
-        # forward_cuda(self, x, q_lora, positions, forward_batch, layer_id, ...)
-        batch = named["forward_batch"] if "forward_batch" in named else arguments[4]
-        layer = named["layer_id"] if "layer_id" in named else arguments[5]
+    def after_top_k(result: Any, indexer: Any, forward_batch: Any, layer_id: int, *_: Any, **__: Any) -> Any:
         if not rate:
             rate.append(MissRate(Path(file)))
-        return replace_selection(result, rate[0], batch, layer, slots=os.environ.get("HISPARSE_BENCH_SLOTS") == "1")
+        slots = os.environ.get("HISPARSE_BENCH_SLOTS") == "1"
+        return replace_selection(result, rate[0], forward_batch, layer_id, slots)
 
     HookRegistry.register(
-        "sglang.srt.layers.attention.dsa.dsa_indexer.Indexer.forward_cuda", after_indexer, HookType.AFTER
+        "sglang.srt.layers.attention.dsa.dsa_indexer.Indexer._get_topk_paged", after_top_k, HookType.AFTER
     )

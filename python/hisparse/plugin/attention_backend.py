@@ -102,15 +102,21 @@ class HiSparseAttentionBackend(DeepseekSparseAttnBackend):
         q = q.view(-1, heads, layer.v_head_dim)
         q_rope = q_rope.view(-1, heads, layer.head_dim - layer.v_head_dim)
         topk_indices = self._pad_topk_indices(topk_indices, q.shape[0])
-        out = torch.zeros_like(q)
+        whole = len(self._groups) == 1 and self._groups[0].tokens == slice(0, q.shape[0])
+        out = torch.empty(0) if whole else torch.zeros_like(q)
         for group in self._groups:
             rows = coordinator.fill_workspace(layer.layer_id, group, k, k_rope)
             selected = topk_indices[group.tokens]
-            row_ids = torch.where(selected >= 0, selected + group.token_starts, -1)
+            alone = group.regions.shape[0] == 1  # then it begins at row 0
+            row_ids = selected if alone else torch.where(selected >= 0, selected + group.token_starts, -1)
             q_all = concat_mla_absorb_q_general(q[group.tokens], q_rope[group.tokens])
             attended = self._attend_workspace(layer, group, q_all, self.token_to_kv_pool.as_kv_cache(rows), row_ids)
-            out[group.tokens] = attended.view(-1, heads, layer.v_head_dim)
-            coordinator.seed_regions(layer.layer_id, group, selected)
+            attended = attended.view(-1, heads, layer.v_head_dim)
+            if whole:
+                out = attended
+            else:
+                out[group.tokens] = attended
+            coordinator.seed_regions(layer.layer_id, group, rows, selected)
         self._check_output(out)
         return out
 

@@ -66,6 +66,26 @@ def _build_attention_backend(original: Any, **kwargs: Any) -> Any:
     return HiSparseAttentionBackend(runner)
 
 
+def _start_swap_in(
+    result: Any,
+    indexer: Any,
+    x: Any,
+    q_lora: Any,
+    positions: Any,
+    forward_batch: Any,
+    layer_id: int,
+    *_: Any,
+    **__: Any,
+) -> Any:
+    from hisparse.coordinator import HiSparseCoordinator
+
+    coordinator = getattr(forward_batch, "hisparse_coordinator", None)
+    decode = result is not None and forward_batch.forward_mode.is_decode()
+    if decode and isinstance(coordinator, HiSparseCoordinator):
+        coordinator.start_swap_in(forward_batch.req_pool_indices, forward_batch.seq_lens, result, layer_id)
+    return result
+
+
 def _check_when_idle(scheduler: Any) -> None:
     coordinator = active_coordinator(scheduler.tp_worker.model_runner)
     if coordinator is not None and coordinator.debug:
@@ -119,6 +139,12 @@ HOOKS: tuple[HookRow, ...] = (
         "around",
         _build_attention_backend,
         "prefill through the workspace, decode over the hot buffer",
+    ),
+    HookRow(
+        "sglang.srt.layers.attention.dsa.dsa_indexer.Indexer.forward_cuda",
+        "after",
+        _start_swap_in,
+        "begin swap-in when the selection is known, beside the query's projections",
     ),
     HookRow(
         "sglang.srt.managers.scheduler.Scheduler.on_idle",

@@ -56,7 +56,9 @@ def attach_coordinator(model_runner: Any) -> None:
         host_pool=pool.host_pool,
         hot_buffer=hot_buffer,
         workspace=torch.zeros(
-            (config.workspace_tokens, row_format.row_bytes), dtype=torch.uint8, device=model_runner.device
+            (config.workspaces, config.workspace_tokens, row_format.row_bytes),
+            dtype=torch.uint8,
+            device=model_runner.device,
         ),
         req_to_token=requests,
         start_layer=pool.start_layer,

@@ -139,7 +139,10 @@ def check_against_model(server_args: Any, config: HiSparseConfig) -> ResolvedCon
             f"{model.hf_config.architectures[0]} has no indexer."
         )
     resolved = config.resolve(
-        index_topk=get_dsa_index_topk(model.hf_config), page_size=PAGE_SIZE, context_len=model.context_len
+        index_topk=get_dsa_index_topk(model.hf_config),
+        page_size=PAGE_SIZE,
+        context_len=model.context_len,
+        workspaces=1 if server_args.device == "cpu" else 2,
     )
     if resolved.host_memory_bytes is not None and server_args.max_total_tokens is None:
         # With --max-total-tokens the pool may be smaller; it is checked when its size is known.
