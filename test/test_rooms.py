@@ -20,6 +20,9 @@ LEAVES = {"config", "row_format", "hook_row", "device", "trace_format"}
 
 SHARED = LEAVES | {"budget"}
 
+OBSERVERS = {"recorder", "trace_writer", "swap_in_timer"}
+"""What watches swap-in without changing it."""
+
 MAY_IMPORT: dict[str, set[str]] = {
     **{leaf: set() for leaf in LEAVES},
     "budget": {"config"},
@@ -27,8 +30,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     "hisparse_kernel": {"row_format"},
     "memory": SHARED | {"hisparse_kernel"},
     "workspace": {"hisparse_kernel", "memory", "extend_plan"},
-    "coordinator": SHARED | {"hisparse_kernel", "memory", "extend_plan", "workspace"},
-    "plugin": SHARED | {"hisparse_kernel", "memory", "extend_plan", "coordinator", "cpu"},
+    "trace_writer": {"trace_format"},
+    "recorder": {"trace_writer"},
+    "swap_in_timer": set(),
+    "coordinator": SHARED | OBSERVERS | {"hisparse_kernel", "memory", "extend_plan", "workspace"},
+    "plugin": SHARED | OBSERVERS | {"hisparse_kernel", "memory", "extend_plan", "coordinator", "cpu"},
     "cpu": {"hook_row", "device"},
     "planner": {"config", "row_format", "budget"},
     "simulator": {"config", "row_format", "trace_format"},

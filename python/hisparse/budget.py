@@ -59,6 +59,15 @@ class MemoryBudget:
         return 4 * self.regions * self.config.top_k + 24 * self.layers + 4
 
     @property
+    def trace_bytes(self) -> int:
+        """Selections of a step, int32 [recorded layers, requests, top_k], while a trace is recorded."""
+        trace = self.config.trace
+        if trace is None:
+            return 0
+        layers = self.layers if trace.layers is None else min(self.layers, len(trace.layers))
+        return 4 * layers * self.regions * self.config.top_k
+
+    @property
     def index_keys_bytes(self) -> int:
         return self.layers * (self.slots + self.config.page_size) * self.index_key_bytes
 
@@ -69,7 +78,7 @@ class MemoryBudget:
     @property
     def device_bytes(self) -> int:
         regions = self.hot_rows_bytes + self.residency_bytes
-        return regions + self.workspace_bytes + self.step_bytes + self.index_keys_bytes
+        return regions + self.workspace_bytes + self.step_bytes + self.trace_bytes + self.index_keys_bytes
 
     def table(self) -> str:
         """One line a part, for the log."""
@@ -88,6 +97,8 @@ class MemoryBudget:
             ("device", "total", self.device_bytes, ""),
             ("host", "host pool", self.host_pool_bytes, f"{tokens} tokens x {self.layers} layers x {self.row_bytes} B"),
         ]  # fmt: skip
+        if self.trace_bytes:
+            lines.insert(4, ("device", "trace", self.trace_bytes, "selections of a step in the recorded layers"))
         head = f"HiSparse: {self.regions - 1} requests at once, {self.slots} tokens"
         rows = (f"  {where:<7}{what:<18}{nbytes / GIB:>10.3f} GiB  {how}" for where, what, nbytes, how in lines)
         return "\n".join([head, *(row.rstrip() for row in rows)])

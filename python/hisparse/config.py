@@ -10,6 +10,9 @@ from typing import Any
 MAX_DEVICE_BUFFER_SIZE = 32_767
 """LRU rows are numbered in int16."""
 
+DEFAULT_TRACE_MIB = 1024
+"""Compressed size of a trace when `trace_mib` is not given."""
+
 MAX_VALUE = 10**9
 """Larger than any tokens, GiB or ratio that could be meant, and small enough for arithmetic in bytes."""
 
@@ -31,17 +34,39 @@ class HiSparseConfig:
     swap_in_block_size: int | None = None
     host_memory_gib: float | None = None
     workspace_tokens: int | None = None
+    trace: str | None = None
+    trace_requests: float | None = None
+    trace_layers: list[int] | None = None
+    trace_mib: float | None = None
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            if value is None:
+            if value is None or field.name in ("trace", "trace_layers"):
                 continue
             whole = field.type == "int | None"
             if isinstance(value, bool) or not isinstance(value, int if whole else (int, float)):
                 raise HiSparseError(f"{_key(field.name, value)} must be {'an integer' if whole else 'a number'}.")
             if not 0 < value <= MAX_VALUE:
                 raise HiSparseError(f"{_key(field.name, value)} must be positive and at most {MAX_VALUE:,}.")
+        self._check_trace()
+
+    def _check_trace(self) -> None:
+        if self.trace is not None and (not isinstance(self.trace, str) or not self.trace.strip()):
+            raise HiSparseError(f"{_key('trace', self.trace)} must be a folder's name.")
+        layers = self.trace_layers
+        if layers is not None and (
+            not isinstance(layers, list)
+            or not layers
+            or any(isinstance(layer, bool) or not isinstance(layer, int) or layer < 0 for layer in layers)
+            or len(set(layers)) != len(layers)
+        ):
+            raise HiSparseError(f"{_key('trace_layers', layers)} must be a list of distinct layer numbers from 0.")
+        if self.trace_requests is not None and self.trace_requests > 1:
+            raise HiSparseError(f"{_key('trace_requests', self.trace_requests)} must be a share, at most 1.")
+        for name in ("trace_requests", "trace_layers", "trace_mib"):
+            if self.trace is None and getattr(self, name) is not None:
+                raise HiSparseError(f"{_key(name, getattr(self, name))} has no meaning without trace, a folder's name.")
 
     @classmethod
     def from_json(cls, text: str | None) -> HiSparseConfig:
@@ -106,7 +131,40 @@ class HiSparseConfig:
             host_to_device_ratio=None if self.host_memory_gib is not None else self.host_to_device_ratio,
             notes=tuple(notes),
             workspaces=workspaces,
+            trace=None if self.trace is None else self._trace(self.trace),
         )
+
+    def _trace(self, folder: str) -> TraceConfig:
+        return TraceConfig(
+            folder=folder,
+            requests=1.0 if self.trace_requests is None else self.trace_requests,
+            layers=None if self.trace_layers is None else tuple(sorted(self.trace_layers)),
+            max_bytes=int((self.trace_mib or DEFAULT_TRACE_MIB) * 2**20),
+        )
+
+
+@dataclass(frozen=True)
+class TraceConfig:
+    """What to record: the share of requests in (0, 1], global layer ids (None = all), and how much at most."""
+
+    folder: str
+    requests: float
+    layers: tuple[int, ...] | None
+    max_bytes: int
+
+    def layers_of(self, start_layer: int, layers: int) -> list[int]:
+        """Global ids of the recorded layers among `layers` of this process from `start_layer` on.
+
+        Raises `HiSparseError` if none of them is.
+        """
+        here = range(start_layer, start_layer + layers)
+        chosen = [layer for layer in here if self.layers is None or layer in self.layers]
+        if not chosen:
+            raise HiSparseError(
+                f"{_key('trace_layers', list(self.layers or ()))} names none of the layers {here.start} to "
+                f"{here.stop - 1}."
+            )
+        return chosen
 
 
 @dataclass(frozen=True)
@@ -126,6 +184,7 @@ class ResolvedConfig:
     host_to_device_ratio: float | None
     notes: tuple[str, ...] = ()
     workspaces: int = 1
+    trace: TraceConfig | None = None
 
     @property
     def region_rows(self) -> int:

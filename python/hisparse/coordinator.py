@@ -10,7 +10,9 @@ import hisparse_kernel as kernel
 from hisparse.config import ResolvedConfig
 from hisparse.extend_plan import ExtendGroup, plan_extend
 from hisparse.memory import HostPool, HotBuffer
+from hisparse.recorder import SelectionRecorder
 from hisparse.row_format import RowFormat
+from hisparse.swap_in_timer import SwapInTimer
 from hisparse.workspace import Workspace
 
 SEED_QUERIES = 4
@@ -39,6 +41,10 @@ class HiSparseCoordinator:
         req_to_token: int32 [regions, max_context], SGLang's table; read, never written.
         max_batch: the largest decode batch.
         debug: fill rows that hold nothing with NaN and verify every row that swap-in returns (slow).
+
+    Attributes:
+        counters: int64 [layers, 3] on the device, entries by kind (TAIL, HIT, MISS) since the start.
+        timer, recorder: observers, None = off. Set before CUDA graphs are captured, or graphs leave them out.
     """
 
     def __init__(
@@ -71,10 +77,13 @@ class HiSparseCoordinator:
         # Static tensors: a CUDA graph reads and writes them at replay. SGLang fills num_real_reqs before every step.
         self.num_real_reqs = torch.zeros(1, dtype=torch.int32, device=device)
         self._hot_row_ids = torch.full((max_batch, config.top_k), -1, dtype=torch.int32, device=device)
-        self._counters = torch.zeros((layers, 3), dtype=torch.int64, device=device)
+        self.counters = torch.zeros((layers, 3), dtype=torch.int64, device=device)
+        self.timer: SwapInTimer | None = None
+        self.recorder: SelectionRecorder | None = None
         self._gathered_tokens = 0
         self._swap_in_stream = torch.cuda.Stream(device) if hot_buffer.rows.is_cuda else None
         self._started: tuple[int, torch.Tensor] | None = None  # layer id, row ids
+        self._stored_tokens = 0
         if debug:
             host_pool.rows.fill_(POISON)
             hot_buffer.rows.fill_(POISON)
@@ -101,7 +110,10 @@ class HiSparseCoordinator:
         if self.debug:
             for region in regions.tolist():
                 hot.rows[:, hot.region_rows(region)] = POISON
+        if self.recorder is not None:
+            self.recorder.begin_extend()
         self._gathered_tokens += sum(prefix_lens)
+        self._stored_tokens += sum(extend_lens)
         groups = plan_extend(
             prefix_lens=prefix_lens,
             extend_lens=extend_lens,
@@ -148,8 +160,11 @@ class HiSparseCoordinator:
             selected: int32 [group tokens, top_k] positions, -1 = none.
         """
         layer, hot = self._local(layer_id), self.hot_buffer
+        candidates = selected[group.last_tokens].flatten(1).contiguous()
+        if self.recorder is not None:
+            self.recorder.on_seed(layer_id, candidates)
         kernel.seed(
-            candidates=selected[group.last_tokens].flatten(1).contiguous(),
+            candidates=candidates,
             regions=group.regions,
             workspace_starts=group.starts,
             workspace=rows,
@@ -227,7 +242,12 @@ class HiSparseCoordinator:
         self, req_pool_indices: torch.Tensor, seq_lens: torch.Tensor, selected: torch.Tensor, layer_id: int
     ) -> torch.Tensor:
         layer, hot = self._local(layer_id), self.hot_buffer
-        return kernel.swap_in(
+        timer = self.timer if self.timer is not None and self.timer.layer == layer else None
+        if self.recorder is not None:
+            self.recorder.on_select(layer_id, selected)
+        if timer is not None:
+            timer.start()
+        row_ids = kernel.swap_in(
             selected=selected,
             seq_lens=seq_lens,
             req_pool_indices=req_pool_indices,
@@ -240,8 +260,26 @@ class HiSparseCoordinator:
             tail_start=hot.tail_start,
             page_size=hot.page_size,
             out=self._hot_row_ids[: selected.shape[0]],
-            counters=self._counters[layer],
+            counters=self.counters[layer],
         )
+        if timer is not None:
+            timer.stop()
+        return row_ids
+
+    def after_decode(self, rids: Sequence[str], seq_lens: torch.Tensor) -> None:
+        """A decode step, replayed graph or not, has been launched on the current stream.
+
+        Args:
+            rids: the request of each real batch row. seq_lens: int [>= requests] on the device.
+        """
+        self._stored_tokens += len(rids)
+        if self.recorder is not None:
+            self.recorder.after_decode(rids, seq_lens)
+
+    def after_extend(self, rids: Sequence[str]) -> None:
+        """Likewise for a prefill batch."""
+        if self.recorder is not None:
+            self.recorder.after_extend(rids)
 
     def wait_for_pending_backup(self) -> None:
         """SGLang's model runner asks before decode. Nothing is ever pending: backup is write-through."""
@@ -290,16 +328,22 @@ class HiSparseCoordinator:
                 f"never written"
             )
 
-    def statistics(self) -> dict[str, int | float]:
-        """Totals since the start over all layers of this process. Waits for the device."""
-        tail, hit, miss = self._counters.sum(0).tolist()
+    def statistics(self, counters: torch.Tensor | None = None) -> dict[str, int | float]:
+        """Totals since the start over all layers of this process.
+
+        Args:
+            counters: a copy of `self.counters` on the host; without one, waits for the device.
+        """
+        tail, hit, miss = (self.counters if counters is None else counters).sum(0).tolist()
         served = tail + hit + miss
+        row_bytes = self.row_format.row_bytes
         return {
             "selected_positions": served,
             "tail_ring_positions": tail,
             "hit_positions": hit,
             "missed_positions": miss,
             "hit_rate": (tail + hit) / served if served else 1.0,
-            "swapped_in_bytes": miss * self.row_format.row_bytes,
+            "swapped_in_bytes": miss * row_bytes,
+            "backed_up_bytes": self._stored_tokens * row_bytes * self.counters.shape[0],
             "prefix_tokens_gathered": self._gathered_tokens,
         }

@@ -139,6 +139,7 @@ def without_the_flag() -> dict[str, bool]:
     runner = SimpleNamespace(server_args=plain, hisparse_coordinator=None)
     scheduler = SimpleNamespace(tp_worker=SimpleNamespace(model_runner=runner))
     decode_batch = SimpleNamespace(forward_mode=SimpleNamespace(is_decode=lambda: True))
+    batch = SimpleNamespace(token_to_kv_pool_allocator=SimpleNamespace(get_kvcache=object))
     keywords = {"backend_str": "dsa", "model_runner": runner, "init_new_workspace": False}
     arguments: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
         "_resolve_server_args": ((plain,), {}),
@@ -147,6 +148,10 @@ def without_the_flag() -> dict[str, bool]:
         "_init_coordinator": ((runner,), {}),
         "_build_attention_backend": ((), keywords),
         "_start_swap_in": ((None, 1, 2, 3, decode_batch, 0), {}),
+        "_after_forward": ((runner, SimpleNamespace()), {}),
+        "_count_retractions": ((batch, plain), {}),
+        "_report_decode": ((SimpleNamespace(scheduler=scheduler), True), {"running_batch": batch}),
+        "_extend_decode_line": ((SimpleNamespace(),), {}),
         "_check_when_idle": ((scheduler,), {}),
         "_report_state": ((scheduler, 1), {}),
     }
@@ -165,7 +170,7 @@ def without_the_flag() -> dict[str, bool]:
             untouched[row.target] = hands_over and result in ("original's", None)
         elif row.kind == "after":
             state = SimpleNamespace(internal_state={})
-            untouched[row.target] = row.function(state, *args, **kwargs) is state and state.internal_state == {}
+            untouched[row.target] = row.function(state, *args, **kwargs) in (None, state) and state.internal_state == {}
         else:
             untouched[row.target] = row.function(*args, **kwargs) is None
     return untouched

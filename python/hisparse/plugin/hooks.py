@@ -86,18 +86,61 @@ def _start_swap_in(
     return result
 
 
+def _after_forward(result: Any, model_runner: Any, forward_batch: Any, *args: Any, **kwargs: Any) -> None:
+    if active_coordinator(model_runner) is not None:
+        from hisparse.plugin.runner import after_forward
+
+        after_forward(model_runner, forward_batch)
+
+
+def _count_retractions(result: Any, batch: Any, *args: Any, **kwargs: Any) -> None:
+    from hisparse.plugin.kv_pool import HiSparseNSATokenToKVPool
+
+    pool = batch.token_to_kv_pool_allocator.get_kvcache()
+    if isinstance(pool, HiSparseNSATokenToKVPool):
+        pool.retractions += len(result[0])
+
+
+_decode_line: list[str] = []
+"""What this scheduler's decode log line says about HiSparse, while SGLang writes it."""
+
+
+def _report_decode(original: Any, reporter: Any, *args: Any, **kwargs: Any) -> Any:
+    scheduler = reporter.scheduler
+    if active_coordinator(scheduler.tp_worker.model_runner) is None:
+        return original(reporter, *args, **kwargs)
+    from hisparse.plugin.metrics import guarded
+
+    _decode_line[:] = guarded(scheduler, lambda metrics: metrics.before_decode_report()) or ()
+    try:
+        return original(reporter, *args, **kwargs)
+    finally:
+        _decode_line.clear()
+
+
+def _extend_decode_line(result: list[str], pool_stats: Any) -> list[str]:
+    return [*result, *_decode_line] if _decode_line else result
+
+
 def _check_when_idle(scheduler: Any) -> None:
     coordinator = active_coordinator(scheduler.tp_worker.model_runner)
-    if coordinator is not None and coordinator.debug:
+    if coordinator is None:
+        return
+    from hisparse.plugin.metrics import guarded
+
+    if coordinator.debug:
         coordinator.check()
+    guarded(scheduler, lambda metrics: metrics.when_idle())
 
 
 def _report_state(result: Any, scheduler: Any, *args: Any, **kwargs: Any) -> Any:
+    from hisparse.plugin.metrics import guarded
     from hisparse.plugin.runner import report_state
 
     coordinator = active_coordinator(scheduler.tp_worker.model_runner)
     if coordinator is not None:
-        result.internal_state["hisparse"] = report_state(scheduler.tp_worker.model_runner)
+        states = guarded(scheduler, lambda metrics: metrics.states()) or {}
+        result.internal_state["hisparse"] = report_state(scheduler.tp_worker.model_runner) | states
     return result
 
 
@@ -147,15 +190,39 @@ HOOKS: tuple[HookRow, ...] = (
         "begin swap-in when the selection is known, beside the query's projections",
     ),
     HookRow(
+        "sglang.srt.model_executor.model_runner.ModelRunner.forward",
+        "after",
+        _after_forward,
+        "count stored tokens and record selections; a replayed CUDA graph passes through nothing of ours",
+    ),
+    HookRow(
+        "sglang.srt.managers.schedule_batch.ScheduleBatch.retract_decode",
+        "after",
+        _count_retractions,
+        "count retractions, for servers without --enable-metrics too",
+    ),
+    HookRow(
+        "sglang.srt.managers.scheduler_components.metrics_reporter.SchedulerMetricsReporter.report_decode_stats",
+        "around",
+        _report_decode,
+        "our metrics at SGLang's own interval",
+    ),
+    HookRow(
+        "sglang.srt.managers.scheduler_components.pool_stats_observer.PoolStats.get_decode_usage_msg_parts",
+        "after",
+        _extend_decode_line,
+        "hit rate, bytes and regions in the decode log line",
+    ),
+    HookRow(
         "sglang.srt.managers.scheduler.Scheduler.on_idle",
         "before",
         _check_when_idle,
-        "check the conservation laws when idle, under HISPARSE_DEBUG",
+        "last figures of a burst; check the conservation laws under HISPARSE_DEBUG",
     ),
     HookRow(
         "sglang.srt.managers.scheduler.Scheduler.get_internal_state",
         "after",
         _report_state,
-        "sizes and hit rate in /server_info",
+        "sizes, totals and what is in use, in /server_info",
     ),
 )

@@ -22,6 +22,8 @@ class HiSparseNSATokenToKVPool(DSATokenToKVPool):
 
     host_pool: HostPool
     hot_buffer: HotBuffer | None = None
+    retractions: int = 0
+    """Requests that lost their slots to others in decode."""
 
     @property
     def row_format(self) -> RowFormat:

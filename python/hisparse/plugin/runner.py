@@ -13,8 +13,11 @@ import hisparse_kernel
 from hisparse.budget import MemoryBudget
 from hisparse.coordinator import HiSparseCoordinator
 from hisparse.memory import HotBuffer
+from hisparse.plugin.gate import stopping_the_server
 from hisparse.plugin.server_args import active_config
 from hisparse.plugin.sizing import index_key_bytes
+from hisparse.plugin.tracing import make_recorder
+from hisparse.swap_in_timer import working_timer
 
 logger = logging.getLogger(__name__)
 
@@ -65,15 +68,34 @@ def attach_coordinator(model_runner: Any) -> None:
         max_batch=budget.regions,
         debug=os.environ.get(DEBUG_VARIABLE) == "1",
     )
+    coordinator = model_runner.hisparse_coordinator
+    if model_runner.server_args.enable_metrics:
+        coordinator.timer = working_timer(pool.layer_num // 2, hot_buffer.rows.device)
+    with stopping_the_server():
+        coordinator.recorder = make_recorder(model_runner, budget)
     model_runner.hisparse_budget = budget
     logger.info(budget.table())
+
+
+def after_forward(model_runner: Any, forward_batch: Any) -> None:
+    """Tell the coordinator which requests a forward pass was for; a replayed graph never comes through it."""
+    coordinator: HiSparseCoordinator = model_runner.hisparse_coordinator
+    rids = forward_batch.rids
+    if rids is None:  # SGLang's own warm-up
+        return
+    if forward_batch.forward_mode.is_decode():
+        coordinator.after_decode(rids, forward_batch.seq_lens)
+    elif forward_batch.forward_mode.is_extend():
+        coordinator.after_extend(rids)
 
 
 def report_state(model_runner: Any) -> dict[str, Any]:
     """The `hisparse` entry of `/server_info`: configuration, sizes in bytes, and what swap-in did so far."""
     budget: MemoryBudget = model_runner.hisparse_budget
+    coordinator: HiSparseCoordinator = model_runner.hisparse_coordinator
     config = dataclasses.asdict(budget.config)
     config.pop("notes")
+    config.pop("trace")
     return {
         "config": config,
         "regions": budget.regions - 1,
@@ -83,5 +105,6 @@ def report_state(model_runner: Any) -> dict[str, Any]:
         "workspace_bytes": budget.workspace_bytes,
         "index_keys_bytes": budget.index_keys_bytes,
         "host_pool_bytes": budget.host_pool_bytes,
-        **model_runner.hisparse_coordinator.statistics(),
+        "trace_folder": None if coordinator.recorder is None else str(coordinator.recorder.writer.folder),
+        **coordinator.statistics(),
     }
