@@ -27,6 +27,7 @@ from serve_recall import environment
 from tqdm import tqdm
 
 from hisparse.local_server import LocalServer
+from hisparse.trace_format import Trace, write_trace
 
 TOP_K = 256
 BUFFERS = (256, 512, 1024)
@@ -145,15 +146,9 @@ class Recorder:
                 rows["request"].append(number[place])
                 rows["seq_len"].append(seq_len)
                 rows["selected"].append(record["selected"][i].numpy())
-        np.savez_compressed(
-            out,
-            step=np.array(rows["step"], np.uint16),
-            layer=np.array(rows["layer"], np.uint8),
-            request=np.array(rows["request"], np.uint8),
-            seq_len=np.array(rows["seq_len"], np.uint16),
-            selected=np.array(rows["selected"]).astype(np.uint16),  # -1 becomes 65535
-            about=np.array(json.dumps({"workload": workload, "top_k": TOP_K, "page_size": 64, "none": 65535})),
-        )
+        selected = np.array(rows.pop("selected"))
+        about = {"workload": workload, "page_size": 64}
+        write_trace(out, Trace(about=about, selected=selected, **{name: np.array(rows[name]) for name in rows}))
 
 
 def run(model: Path, folder: Path, buffer: int, traces: Path | None) -> list[dict[str, Any]]:

@@ -51,11 +51,6 @@ class SelectionRecorder:
         self._selected = torch.full((len(layers), max_batch, top_k), -1, dtype=torch.int32, device=device)
         self._candidates: list[list[torch.Tensor]] = [[] for _ in layers]
 
-    @staticmethod
-    def bytes_for(*, layers: int, max_batch: int, top_k: int) -> int:
-        """Device bytes of the static tensor."""
-        return 4 * layers * max_batch * top_k
-
     # ---- inside the forward pass
 
     def begin_extend(self) -> None:

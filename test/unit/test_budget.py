@@ -19,9 +19,10 @@ from hisparse.budget import (
     plan_budget,
     region_bytes,
 )
-from hisparse.config import HiSparseError, ResolvedConfig
+from hisparse.config import HiSparseError, ResolvedConfig, TraceConfig
 from hisparse.coordinator import HiSparseCoordinator
 from hisparse.memory import HostPool, HotBuffer
+from hisparse.recorder import SelectionRecorder
 from hisparse.row_format import Bf16Row, Fp8DsMlaRow, RowFormat
 
 CONFIG = ResolvedConfig(
@@ -64,6 +65,24 @@ def tensors_of(*owners: object) -> dict[int, torch.Tensor]:
     """Every tensor that the objects hold, once each."""
     found = [value for owner in owners for value in vars(owner).values() if isinstance(value, torch.Tensor)]
     return {tensor.data_ptr(): tensor for tensor in found}
+
+
+@pytest.mark.parametrize("chosen", (None, (0, 2), tuple(range(50))), ids=("all", "two", "more than there are"))
+def test_a_trace_is_charged_to_the_device(chosen: tuple[int, ...] | None) -> None:
+    without = planned(device_bytes=HUGE)
+    with_trace = replace(without, config=replace(CONFIG, trace=TraceConfig("folder", 1.0, chosen, 1)))
+    recorder = SelectionRecorder(
+        layers=with_trace.config.trace.layers_of(0, LAYERS),  # type: ignore[union-attr]
+        max_batch=without.regions,
+        top_k=CONFIG.top_k,
+        share=1.0,
+        device="cpu",
+        writer=None,  # type: ignore[arg-type]
+    )
+    assert with_trace.device_bytes - without.device_bytes == total(tensors_of(recorder)) > 0
+    assert without.trace_bytes == 0
+    assert [line for line in with_trace.table().splitlines() if " trace " in line]
+    assert " trace " not in without.table()
 
 
 @pytest.mark.parametrize("row_format", (Bf16Row(24, 8), Bf16Row(), Fp8DsMlaRow()), ids=repr)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hisparse.config import MAX_VALUE, HiSparseConfig, HiSparseError, ResolvedConfig
+from hisparse.config import MAX_VALUE, HiSparseConfig, HiSparseError, ResolvedConfig, TraceConfig
 
 KEYS = (
     "top_k",
@@ -18,6 +19,8 @@ KEYS = (
     "swap_in_block_size",
     "host_memory_gib",
     "workspace_tokens",
+    "trace_requests",
+    "trace_mib",
 )
 WHOLE = ("top_k", "device_buffer_size", "swap_in_block_size", "workspace_tokens")
 MODEL: dict[str, int] = {"index_topk": 2048, "page_size": 64, "context_len": 163_840}
@@ -64,10 +67,15 @@ def test_every_key_is_read() -> None:
         "swap_in_block_size": 960,
         "host_memory_gib": 1.5,
         "workspace_tokens": 131_136,
+        "trace_requests": 0.25,
+        "trace_mib": 100,
+        "trace": "a folder",
+        "trace_layers": [0, 60],
     }
-    assert tuple(given_values) == KEYS
+    assert tuple(given_values) == (*KEYS, "trace", "trace_layers")
+    assert set(given_values) == {field.name for field in dataclasses.fields(HiSparseConfig)}
     config = HiSparseConfig.from_json(json.dumps(given_values))
-    assert {key: getattr(config, key) for key in KEYS} == given_values
+    assert {key: getattr(config, key) for key in given_values} == given_values
 
 
 def test_null_means_not_given() -> None:
@@ -239,3 +247,51 @@ def test_notes_on_keys_without_a_meaning_here() -> None:
         "top_k=1024 is ignored: the model selects index_topk=2048 positions.",
         "swap_in_block_size is accepted but has no meaning here: the kernels choose their own grid.",
     )
+
+
+# ---- traces
+
+
+def test_a_trace_is_off_by_default() -> None:
+    assert resolve().trace is None
+
+
+def test_defaults_of_a_trace() -> None:
+    assert resolve('{"trace": "there"}').trace == TraceConfig("there", 1.0, None, 2**30)
+
+
+def test_a_trace_as_asked_for() -> None:
+    found = resolve('{"trace": "t", "trace_requests": 0.1, "trace_layers": [40, 0], "trace_mib": 0.5}').trace
+    assert found == TraceConfig("t", 0.1, (0, 40), 2**19)
+
+
+@pytest.mark.parametrize("value", ("", "  ", 3, True, ["t"]), ids=repr)
+def test_a_trace_is_a_folder(value: Any) -> None:
+    message = refused(json.dumps({"trace": value}))
+    assert f"trace={value!r}" in message and "must be a folder's name" in message
+
+
+@pytest.mark.parametrize("value", ([], [-1], [1, 1], [0.5], [True], "3", 3, ["0"]), ids=repr)
+def test_layers_of_a_trace(value: Any) -> None:
+    message = refused(json.dumps({"trace": "t", "trace_layers": value}))
+    assert f"trace_layers={value!r}" in message and "list of distinct layer numbers" in message
+
+
+def test_a_share_is_at_most_one() -> None:
+    assert "trace_requests=1.5 must be a share, at most 1" in refused('{"trace": "t", "trace_requests": 1.5}')
+
+
+@pytest.mark.parametrize("key, value", (("trace_requests", 0.1), ("trace_layers", [0]), ("trace_mib", 5)))
+def test_no_trace_without_a_folder(key: str, value: Any) -> None:
+    message = refused(json.dumps({key: value}))
+    assert f"{key}={value!r}" in message and "without trace" in message
+
+
+def test_layers_of_a_process() -> None:
+    some = TraceConfig("t", 1.0, (0, 31, 40), 1)
+    assert some.layers_of(0, 61) == [0, 31, 40]
+    assert some.layers_of(30, 5) == [31]
+    assert TraceConfig("t", 1.0, None, 1).layers_of(30, 3) == [30, 31, 32]
+    with pytest.raises(HiSparseError) as error:
+        some.layers_of(41, 20)
+    assert "none of the layers 41 to 60" in sentence(error)
