@@ -55,7 +55,7 @@ class SwapInTimer:
             if not (self._recorded and self._begin.query() and self._end.query()):
                 return None
             milliseconds = self._begin.elapsed_time(self._end)
-        except RuntimeError:  # captured but never replayed, or set anew between the questions
+        except (RuntimeError, ValueError):  # captured but never replayed, or set anew between the questions
             return None
         # Between the two events of the next step, the pair is that step's begin and the last one's end.
         return milliseconds / 1e3 if milliseconds > 0 else None

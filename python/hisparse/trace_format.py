@@ -105,8 +105,14 @@ class Trace:
 
 
 def trace_files(path: Path) -> list[Path]:
-    """The files of a trace, in order. Raises `TraceError` if there is none."""
+    """The files of a trace, in order. A folder without any, but with one folder that has some, stands for that one;
+    with several it is refused, as they are the traces of several starts or ranks. Raises `TraceError`."""
     files = sorted(path.glob("*" + SUFFIX)) if path.is_dir() else [path]
+    if not files:
+        inner = sorted({file.parent for file in path.glob("*/*" + SUFFIX)})
+        if len(inner) > 1:
+            raise TraceError(f"{path} holds several traces, name one of {', '.join(folder.name for folder in inner)}.")
+        files = sorted(inner[0].glob("*" + SUFFIX)) if inner else []
     if not files or not files[0].is_file():
         raise TraceError(f"{path} is neither a trace ({SUFFIX}) nor a folder that holds one.")
     return files

@@ -70,6 +70,17 @@ def test_parts_are_joined_in_order(tmp_path: Path) -> None:
     assert len(list(read_parts(tmp_path))) == 3
 
 
+def test_a_servers_folder_stands_for_its_only_trace(tmp_path: Path) -> None:
+    (tmp_path / "20261130-120000-rank0").mkdir()
+    write_trace(tmp_path / "20261130-120000-rank0" / "part-00000.npz", make())
+    assert_equal(read_trace(tmp_path), make())
+    (tmp_path / "20261130-130000-rank0").mkdir()
+    assert_equal(read_trace(tmp_path), make())
+    write_trace(tmp_path / "20261130-130000-rank0" / "part-00000.npz", make())
+    with pytest.raises(TraceError, match=r"several traces, name one of 20261130-120000-rank0, 20261130-130000-rank0"):
+        read_trace(tmp_path)
+
+
 def test_sequences_are_requests_by_layer() -> None:
     trace = make(rows=16)
     found = list(trace.sequences())
