@@ -11,7 +11,7 @@ array           type                  meaning
 `layer`         unsigned [n]          global layer id
 `request`       unsigned [n]          from 0; a request that prefills again (retraction, next turn) gets a new number
 `seq_len`       unsigned [n]          tokens of the request, the newest included
-`selected`      unsigned [n, top_k]   positions as swap-in received them, in its order; `none` = no position
+`selected`      unsigned [n, top_k]   positions, ascending if `order` says so, else as swap-in got them; `none` = none
 `seed_layer`    unsigned [m]          optional, as the next two: layer and request of a seeded region
 `seed_request`  unsigned [m]
 `seeded`        unsigned [m, k]       distinct positions that the prefill offered, most wanted first; `none` = no more
@@ -25,7 +25,11 @@ knows.
 
 `about` has `top_k`, `page_size` and `none` (the largest value of `selected`'s type) always; a server's parts also have
 `format` (1), `model`, `row_bytes`, `device_buffer_size` (of the recording server), `layers` (recorded), `num_layers`
-(of the model on this process), `rank`, `sampled_requests` (0..1) and `part`.
+(of the model on this process), `rank`, `sampled_requests` (0..1), `order` ("ascending") and `part`.
+
+Why ascending: it takes a third of the space and a tenth of the time of any other order. The order decides which of
+the rows loaded in one step is evicted first, later on. On the CPU SGLang's selections are ascending anyway, so that a
+replay has the server's hits exactly; on a GPU they come in no particular order, which also changes from run to run.
 
 Types are the smallest that hold the values; `Trace` always has int64 and int32 with -1 for none.
 """
@@ -34,6 +38,7 @@ from __future__ import annotations
 
 import json
 import os
+import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -147,8 +152,8 @@ def read_trace(path: Path) -> Trace:
     return Trace(about=first.about, seeded=np.concatenate(wide), **joined)
 
 
-def write_trace(path: Path, trace: Trace) -> None:
-    """Write one file, compressed; it appears under its name when it is whole."""
+def write_trace(path: Path, trace: Trace, level: int = 6) -> None:
+    """Write one file, compressed by zlib's `level`; it appears under its name when it is whole."""
     if "page_size" not in trace.about:
         raise TraceError(f"a trace needs page_size in about, got {sorted(trace.about)}.")
     largest = max(int(trace.selected.max(initial=0)), int(trace.seeded.max(initial=0)))
@@ -160,9 +165,12 @@ def write_trace(path: Path, trace: Trace) -> None:
     if len(trace.seeded):
         arrays |= {name: _narrow(getattr(trace, name)) for name in SEED_COLUMNS}
         arrays["seeded"] = np.where(trace.seeded < 0, none, trace.seeded).astype(kind)
+    arrays["about"] = np.array(json.dumps(about))
     partial = path.with_name(path.name + ".partial")
-    with partial.open("wb") as file:
-        np.savez_compressed(file, about=np.array(json.dumps(about)), **arrays)
+    with zipfile.ZipFile(partial, "w", zipfile.ZIP_DEFLATED, compresslevel=level) as file:
+        for name, array in arrays.items():
+            with file.open(name + ".npy", "w", force_zip64=True) as member:
+                np.lib.format.write_array(member, array, allow_pickle=False)
     os.replace(partial, path)
 
 

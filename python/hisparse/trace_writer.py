@@ -18,6 +18,9 @@ logger = logging.getLogger(__name__)
 PART_BYTES = 32 * 2**20
 """Selections in memory before a part is written, uncompressed."""
 
+LEVEL = 1
+"""zlib's. At 6 a row of 2,048 positions takes 2.5 times as long, and half the space."""
+
 QUIET_S = 2.0
 """A part is also written when nothing came for this long: the end of a server is sudden."""
 
@@ -113,7 +116,8 @@ class TraceWriter:
                 "layer": np.repeat(self._layers, requests),
                 "request": np.tile(numbers, layers),
                 "seq_len": np.tile(record.seq_lens.numpy(), layers),
-                "selected": positions.reshape(layers * requests, -1),
+                # As unsigned numbers, so that -1 comes last.
+                "selected": np.sort(positions.reshape(layers * requests, -1).view(np.uint32)).view(np.int32),
             }
         )
         self._bytes += positions.nbytes
@@ -140,12 +144,13 @@ class TraceWriter:
         write_trace(
             path,
             Trace(
-                about={**self._about, "part": self._part},
+                about={**self._about, "order": "ascending", "part": self._part},
                 seed_layer=np.array([layer for layer, _, _ in self._seeded], np.int64),
                 seed_request=np.array([number for _, number, _ in self._seeded], np.int64),
                 seeded=seeded,
                 **columns,
             ),
+            LEVEL,
         )
         self._part += 1
         self._clear()

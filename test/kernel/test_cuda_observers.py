@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -108,6 +109,7 @@ def test_a_graphs_selections_are_recorded_step_by_step(tmp_path: Path) -> None:
     trace = read_trace(tmp_path)
     assert len(trace.step) == steps * len(layers) * 3
     found = torch.from_numpy(trace.selected).view(steps, len(layers), 3, top_k)
-    assert torch.equal(found, inputs[:, layers, :3].cpu())
+    expected = np.sort(inputs[:, layers, :3].cpu().numpy().view(np.uint32)).view(np.int32)  # ascending, -1 last
+    assert torch.equal(found, torch.from_numpy(expected))
     assert trace.seq_len.reshape(steps, -1).tolist() == [[6001 + step] * 6 for step in range(steps)]
     assert (trace.seed_of(2, 4) > 0).all() and len(trace.seed_of(2, 4)) > top_k

@@ -88,7 +88,7 @@ def test_the_trace_ends_at_its_size(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_a_full_disk_ends_the_trace_and_nothing_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def full(path: Path, trace: Trace) -> None:
+    def full(path: Path, trace: Trace, level: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(hisparse.trace_writer, "write_trace", full)
@@ -110,6 +110,15 @@ def test_memory_of_requests_is_bounded(tmp_path: Path, monkeypatch: pytest.Monke
     writer.close()
     assert len(writer._numbers) == 3 and len(writer._seeds) == 2
     assert sorted(set(read_trace(tmp_path).request.tolist())) == list(range(6))
+
+
+def test_selections_are_kept_ascending_with_none_last(tmp_path: Path) -> None:
+    writer = TraceWriter(tmp_path, ABOUT, 2**20)
+    writer.put(Record(["x"], torch.tensor([9]), torch.tensor([[[5, -1, 8, 2]], [[-1, 7, 7, 0]]]).int(), None))
+    writer.close()
+    trace = read_trace(tmp_path)
+    assert trace.selected.tolist() == [[2, 5, 8, -1], [0, 7, 7, -1]]
+    assert trace.about["order"] == "ascending"
 
 
 # ---- the recorder
