@@ -11,7 +11,7 @@ STAMP := $(VENV)/installed
 export OMP_NUM_THREADS ?= 2
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: install demo test lint test-gpu test-gpu-sanitize doctor clean
+.PHONY: install demo test lint test-gpu test-gpu-sanitize nightly doctor clean
 
 install: $(STAMP)
 
@@ -48,6 +48,10 @@ test-gpu:
 test-gpu-sanitize:
 	for tool in memcheck racecheck; do $(GPU_ENV) PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool $$tool \
 		--error-exitcode 1 --kernel-name kernel_substring=hisparse $(PYTHON) test/kernel/sanitize.py || exit 1; done
+
+# On such a machine with SGLang installed too: real servers, HiSparse on and off. docs/operating.md has the variables.
+nightly:
+	$(GPU_ENV) $(PYTHON) -m pytest -m "gpu and nightly" test/nightly
 
 clean:
 	rm -rf $(VENV) out

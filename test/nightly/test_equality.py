@@ -1,0 +1,106 @@
+"""The real SGLang on a GPU, CUDA graphs and overlap scheduling on: HiSparse on and off give the same tokens (I6)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hisparse.cpu.checkpoint import make_checkpoint
+from hisparse.local_server import LocalServer
+
+from .servers import (
+    BUFFER,
+    FLAGS,
+    INDEX_TOPK,
+    PAGE,
+    REPEATABLE,
+    REPEATABLE_ENVIRONMENT,
+    ask,
+    hisparse_flags,
+    prompt,
+    row_flags,
+    start_together,
+)
+
+pytestmark = [pytest.mark.gpu, pytest.mark.nightly]
+
+Pair = dict[str, LocalServer]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """DeepSeek-V3.2's attention shapes, with weights whose outputs bear a change at the selection's edge."""
+    return make_checkpoint(
+        tmp_path_factory.mktemp("model"), style="conditioned", layers=4, hidden=2048, heads=64, index_topk=INDEX_TOPK,
+        index_heads=64, kv_lora_rank=512, q_lora_rank=1536, nope_dim=128, value_dim=128, intermediate=2048,
+        vocab=32_000,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module", params=["bfloat16", "fp8_e4m3"])
+def pair(request: pytest.FixtureRequest, checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    logs = tmp_path_factory.mktemp("logs")
+    flags = (
+        *FLAGS, *REPEATABLE, *row_flags(request.param), "--context-length", "32768", "--max-total-tokens", "131072",
+        "--max-running-requests", "8", "--cuda-graph-max-bs-decode", "8", "--mem-fraction-static", "0.4",
+    )  # fmt: skip
+    servers = {
+        name: LocalServer(
+            checkpoint, *flags, *more, log=logs / f"{name}.log", environment=REPEATABLE_ENVIRONMENT, timeout_s=600
+        )
+        for name, more in (("on", hisparse_flags(host_memory_gib=8)), ("off", ()))
+    }
+    with start_together(servers):
+        yield servers
+
+
+def assert_same(pair: Pair, prompts: list[list[int]], new_tokens: int) -> None:
+    for server in pair.values():
+        assert "flushed" in str(server.post("/flush_cache?timeout=60")).lower()
+    on, off = (ask(pair[name], prompts, new_tokens) for name in ("on", "off"))
+    for index, (ours, plain) in enumerate(zip(on, off, strict=True)):
+        pairs = zip(ours.tokens, plain.tokens, strict=True)
+        same = next((i for i, (a, b) in enumerate(pairs) if a != b), len(plain.tokens))
+        assert ours.tokens == plain.tokens, f"prompt {index}: on and off part after {same} of {len(plain.tokens)}"
+        assert ours.logprobs == plain.logprobs, f"prompt {index}: same tokens, other log probabilities"
+        assert ours.cached == plain.cached
+
+
+def test_without_hisparse_a_server_repeats_itself(pair: Pair) -> None:
+    """Else the tests below would mean nothing."""
+    first, second = (ask(pair["off"], [prompt(1, 6000)], 100)[0] for _ in range(2))
+    assert first.tokens == second.tokens
+    assert len(set(first.tokens)) > 20, "the model says the same thing again and again"
+
+
+@pytest.mark.parametrize("length", [1000, INDEX_TOPK, BUFFER + PAGE + 1, 6000, 20_000])
+def test_one_request(pair: Pair, length: int) -> None:
+    """Up to three chunks of prefill, and a prompt five times the hot buffer."""
+    assert_same(pair, [prompt(length, length)], 130)
+
+
+def test_batch_of_mixed_lengths(pair: Pair) -> None:
+    lengths = [1, 70, 2000, 4160, 5000, 9000, 12_000, 20_000]
+    assert_same(pair, [prompt(100 + n, n) for n in lengths], 300)
+
+
+def test_generated_rows_leave_the_device_and_come_back(pair: Pair) -> None:
+    """Far past tail ring and eviction, where graphs that forget the backup garble the text (FIELD F17)."""
+    before = pair["on"].hisparse_state()
+    assert_same(pair, [prompt(7, 300), prompt(8, 3000)], 2 * BUFFER)
+    after = pair["on"].hisparse_state()
+    assert before is not None and after is not None
+    assert after["missed_positions"] - before["missed_positions"] > 2 * BUFFER
+    assert after["tail_ring_positions"] > before["tail_ring_positions"]
+
+
+def test_shared_prefix_comes_from_the_host(pair: Pair) -> None:
+    prefix = prompt(20, 9000)
+    assert_same(pair, [prefix + prompt(21, 30)], 20)
+    for server in pair.values():
+        ask(server, [prefix], 1)
+    answers = {name: ask(server, [prefix + prompt(22 + i, 50) for i in range(4)], 60) for name, server in pair.items()}
+    assert [a.tokens for a in answers["on"]] == [a.tokens for a in answers["off"]]
+    assert all(a.cached >= 8960 for a in answers["on"])
