@@ -16,12 +16,12 @@ export OMP_WAIT_POLICY ?= PASSIVE
 install: $(STAMP)
 
 # SGLang goes in without its dependencies: on a CPU they would be several GB of CUDA. requirements/cpu.txt has the rest.
-$(STAMP): pyproject.toml requirements/cpu.txt requirements/cpu-nodeps.txt requirements/dev.txt
+$(STAMP): pyproject.toml requirements/cpu.txt requirements/cpu-nodeps.txt requirements/dev.txt requirements/dev-nodeps.txt
 	@test -n "$(PYTHON)" || { echo "hisparse: Python 3.11 or 3.12 is needed; set PYTHON=/path/to/python3.12" >&2; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements/cpu.txt -r requirements/dev.txt
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r requirements/cpu-nodeps.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r requirements/cpu-nodeps.txt -r requirements/dev-nodeps.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
 	@touch $@
 

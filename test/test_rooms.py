@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGES = {"hisparse": ROOT / "python/hisparse", "hisparse_kernel": ROOT / "sgl-kernel/hisparse_kernel"}
 MAX_LINES = 450
 
-LEAVES = {"config", "row_format", "hook_row", "device", "trace_format"}
+LEAVES = {"config", "row_format", "hook_row", "device", "trace_format", "link"}
 """Modules that import nothing of ours, and that anyone may import, like `budget`."""
 
 SHARED = LEAVES | {"budget"}
@@ -36,8 +36,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "coordinator": SHARED | OBSERVERS | {"hisparse_kernel", "memory", "extend_plan", "workspace"},
     "plugin": SHARED | OBSERVERS | {"hisparse_kernel", "memory", "extend_plan", "coordinator", "cpu"},
     "cpu": {"hook_row", "device"},
-    "planner": {"config", "row_format", "budget"},
-    "simulator": {"config", "row_format", "trace_format"},
+    "planner": {"config", "row_format", "budget", "link"},
+    "simulator": {"config", "row_format", "trace_format", "link"},
 }
 """The arrows. A room that is not named here may import any of ours (the command line and what it starts)."""
 

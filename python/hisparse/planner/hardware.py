@@ -1,8 +1,6 @@
-"""GPUs and what their link to host memory was measured to carry."""
+"""GPUs, and what SGLang keeps of their memory."""
 
 from __future__ import annotations
-
-from typing import NamedTuple
 
 from hisparse.budget import GIB
 from hisparse.config import HiSparseError
@@ -16,32 +14,6 @@ RUNTIME_BYTES = 2 * GIB
 RESERVE_BYTES = int(14.5 * GIB)
 """What SGLang 0.5.17 keeps back for activations and graphs at its defaults for such GPUs: chunks of 8,192 tokens,
 decode graphs up to batch 512, tensor parallel 8. Sets the default of --mem-fraction-static here."""
-
-
-class LinkRate(NamedTuple):
-    """Rows that swap-in's gather reads from pinned host memory, bytes a second.
-
-    near: each request's slots lie together. scattered: its pages lie anywhere in a pool of 30 GB.
-    """
-
-    near: float
-    scattered: float
-
-
-LINK_RATES = {1152: LinkRate(49e9, 43e9), 656: LinkRate(43e9, 28e9)}
-"""By row bytes, measured on one H200 (PCIe 5 x16, one GPU at a time), 2026-11-30. Other GPUs with such a link are
-assumed to be alike; that all GPUs of a host reach this at the same time is an assumption too."""
-
-STEP_OVERHEAD_S = 7e-6
-"""Swap-in of one layer with nothing to copy, on the same machine (docs/benchmarks.md)."""
-
-
-def link_rate(row_bytes: int, link_gb_s: float | None) -> LinkRate:
-    """The measured rate for this row, or the user's; rows never measured take the rate of the nearest size."""
-    if link_gb_s is not None:
-        return LinkRate(link_gb_s * 1e9, link_gb_s * 1e9)
-    nearest = min(LINK_RATES, key=lambda measured: abs(measured - row_bytes))
-    return LINK_RATES[nearest]
 
 
 def gpu_memory_bytes(gpu: str) -> int:

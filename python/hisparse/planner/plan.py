@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 from hisparse.budget import GIB, MemoryBudget, plan_budget
 from hisparse.config import MAX_DEVICE_BUFFER_SIZE, HiSparseConfig, HiSparseError, ResolvedConfig
-from hisparse.planner.hardware import RUNTIME_BYTES, LinkRate, default_fraction, link_rate
+from hisparse.link import LinkRate, link_rate
+from hisparse.planner.hardware import RUNTIME_BYTES
 from hisparse.planner.model import ModelShape
 
 PAGE_SIZE = 64
@@ -285,6 +286,3 @@ def plan_by_context(plan: Plan, lengths: list[int], link_gb_s: float | None) -> 
         except HiSparseError:
             plans.append(None)
     return plans
-
-
-__all__ = ["HIT_RATES", "Load", "Machine", "Plan", "default_fraction", "make_plan", "plan_by_context"]
