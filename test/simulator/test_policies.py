@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from functools import cache
 
 import numpy as np
@@ -15,6 +16,10 @@ from hisparse.simulator.policies import OWN, make_policy
 from hisparse.simulator.replay import MISS, Step, replay
 
 NO_SEEDS = np.zeros(0, np.int64)
+
+needs_library = pytest.mark.skipif(
+    importlib.util.find_spec("libcachesim") is None, reason="libCacheSim has no wheel for this machine"
+)
 
 
 def steps_from(sets: list[list[int]]) -> list[Step]:
@@ -35,6 +40,7 @@ def drifting(seed: int, steps: int = 60, top_k: int = 8, positions: int = 60) ->
     return made
 
 
+@needs_library
 @pytest.mark.parametrize(("ours", "theirs"), (("lru", "library-lru"), ("fifo", "library-fifo")))
 @pytest.mark.parametrize("rows", (1, 5, 17))
 def test_one_position_a_step_is_what_libcachesim_simulates(ours: str, theirs: str, rows: int) -> None:
@@ -44,6 +50,7 @@ def test_one_position_a_step_is_what_libcachesim_simulates(ours: str, theirs: st
     assert np.array_equal(replay(steps, NO_SEEDS, rows, 60, make_policy(ours)), expected)
 
 
+@needs_library
 @pytest.mark.parametrize("name", library.NAMES)
 def test_every_library_policy_runs_and_is_no_better_than_the_optimum(name: str) -> None:
     steps = drifting(3)

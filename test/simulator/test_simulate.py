@@ -71,10 +71,8 @@ def test_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert sum(line.endswith("100%") and "belady" in line for line in lines) == 2
 
 
-def test_a_recorded_trace_with_a_library_policy_and_a_picture(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    arguments = ["simulate", str(NEEDLE / "one_fact.npz"), "--buffer", "512", "--policy", "lru,s3fifo"]
+def test_a_recorded_trace_and_a_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["simulate", str(NEEDLE / "one_fact.npz"), "--buffer", "512", "--policy", "lru,once"]
     assert main([*arguments, "--plot", str(tmp_path / "a.png")]) == 0
     assert "30 of 30 regions" in capsys.readouterr().out
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
