@@ -28,6 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     demo.add_argument("--keep", action="store_true", help="keep the server logs and say where they are")
     commands.add_parser("plan", add_help=False, help="how many requests fit, where every byte goes, which flags to use")
     commands.add_parser("simulate", add_help=False, help="replay recorded selections with other buffers and policies")
+    commands.add_parser("bench", add_help=False, help="measure this machine: link, near and far slots, swap-in")
     # These have options of their own; `serve` hands every word on, also those that look like options of ours.
     arguments = list(sys.argv[1:] if argv is None else argv)
     if arguments[:1] == ["serve"]:
@@ -40,6 +41,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         from hisparse.simulator.command import main as simulate
 
         return simulate(arguments[1:])
+    if arguments[:1] == ["bench"]:
+        from hisparse.bench.command import main as bench
+
+        return bench(arguments[1:])
     options = parser.parse_args(arguments)
     if options.command == "doctor":
         from hisparse.doctor import doctor

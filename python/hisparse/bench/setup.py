@@ -1,4 +1,4 @@
-"""What bench_swap_in.py measures on: a host pool, one layer's state, and selections with a fixed miss rate."""
+"""What swap-in is measured on: a host pool, one layer's state, and selections with a fixed miss rate."""
 
 from __future__ import annotations
 
@@ -12,9 +12,6 @@ from hisparse_kernel import cuda_ops
 TOP_K = 2048
 CONTEXT = 131_072
 PAGE = 64
-PEER_BLOCK_SIZE = 960
-"""The default of SGLang 0.5.17's HiSparse coordinator."""
-
 DEVICE = "cuda"
 
 
@@ -49,7 +46,7 @@ class HostPool:
 
 
 class Layer:
-    """Hot rows and residency state of one layer, for ours and for the peer."""
+    """Hot rows and residency state of one layer. with_peer: also `req_to_host`, which another kernel may want."""
 
     def __init__(self, row_bytes: int, buffer: int, batch: int, pool: HostPool, with_peer: bool) -> None:
         self.row_bytes, self.buffer = row_bytes, buffer
@@ -122,9 +119,6 @@ class Layer:
             hot = self.hot[steps.out[b].long()].cpu()
             assert torch.equal(hot, self.host[slots.long().cpu()]), f"wrong rows for request {b}"
 
-    def peer(self, steps: Steps) -> Peer:
-        return Peer(self, steps)
-
 
 class Steps:
     """The selections of one graph: a fixed share of resident positions, the others new in each step.
@@ -159,38 +153,3 @@ class Steps:
         self.req_pool_indices = torch.arange(1, cell.batch + 1, dtype=torch.int64, device=DEVICE)
         self.num_real_reqs = torch.tensor([cell.batch], dtype=torch.int32, device=DEVICE)
         self.out = torch.empty(cell.batch, TOP_K, dtype=torch.int32, device=DEVICE)
-
-
-class Peer:
-    """SGLang's swap-in over the same rows: its hot rows are ours, its state is its own."""
-
-    def __init__(self, layer: Layer, steps: Steps) -> None:
-        from sglang.kernels.ops.kvcache.hisparse import load_cache_to_device_buffer_mla
-
-        self._run = load_cache_to_device_buffer_mla
-        self._layer, self._steps = layer, steps
-        shape = (layer.regions, layer.region_rows)
-        self._tokens = torch.full(shape, -1, dtype=torch.int32, device=DEVICE)
-        self._locs = torch.arange(layer.regions * layer.region_rows, dtype=torch.int32, device=DEVICE).view(shape)
-        self._lru = torch.arange(layer.buffer, device=DEVICE).short().repeat(layer.regions, 1)
-
-    def swap_in(self, i: int) -> None:
-        layer, steps = self._layer, self._steps
-        self._run(
-            top_k_tokens=steps.selected[i],
-            device_buffer_tokens=self._tokens,
-            host_cache_locs=layer.req_to_host,
-            device_buffer_locs=self._locs,
-            host_cache=layer.host,
-            device_buffer=layer.hot,
-            top_k_device_locs=steps.out,
-            req_pool_indices=steps.req_pool_indices,
-            seq_lens=steps.seq_lens,
-            lru_slots=self._lru,
-            item_size_bytes=layer.row_bytes,
-            num_top_k=TOP_K,
-            hot_buffer_size=layer.buffer,
-            page_size=1,
-            block_size=PEER_BLOCK_SIZE,
-            num_real_reqs=steps.num_real_reqs,
-        )
