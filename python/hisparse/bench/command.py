@@ -73,6 +73,12 @@ def _check(options: argparse.Namespace) -> None:
 
 
 def _on_gpu(options: argparse.Namespace) -> dict[str, Any]:
+    import torch
+
+    if not torch.cuda.is_available():
+        raise HiSparseError(
+            f"there is a GPU, but torch {torch.__version__} cannot use it; install a build of torch with CUDA."
+        )
     from hisparse.bench import link, swap_in
     from hisparse.bench.setup import HostPool
     from hisparse.bench.timing import Timing
