@@ -17,7 +17,7 @@ NEEDLE = Path(__file__).parents[2] / "models/needle"
 
 @pytest.fixture(scope="module")
 def plan() -> Plan:
-    machine = Machine(gpus=1, dp=1, gpu_bytes=8 * GIB, host_bytes=GIB // 4, fraction=0.5)
+    machine = Machine(gpus=1, dp=1, gpu_bytes=8 * GIB, host_bytes=GIB // 4, fraction=0.5, on_gpu=False)
     load = Load(prompt_len=4096, output_len=256, kv_cache_dtype="bfloat16", buffer=512, requests=5, step_s=0.05)
     return make_plan(load_model(str(NEEDLE)), machine, load)
 

@@ -29,13 +29,15 @@ LARGEST_BUFFER_IN_TOP_K = 4
 @dataclass(frozen=True)
 class Machine:
     """gpus: of the whole server, = tensor parallel size. dp: attention groups (data parallel size), each with
-    gpus / dp GPUs. host_bytes: memory of the whole host. fraction: --mem-fraction-static."""
+    gpus / dp GPUs. host_bytes: memory of the whole host. fraction: --mem-fraction-static. on_gpu: False for the CPU
+    back end, which needs one prefill workspace and not two."""
 
     gpus: int
     dp: int
     gpu_bytes: int
     host_bytes: int
     fraction: float
+    on_gpu: bool = True
 
     @property
     def static_bytes(self) -> int:
@@ -272,7 +274,12 @@ class Fit:
     def _config(self, buffer: int | None, pool_bytes: int | None = None) -> ResolvedConfig:
         gib = None if pool_bytes is None else pool_bytes / GIB
         config = HiSparseConfig(device_buffer_size=buffer, host_memory_gib=gib)
-        return config.resolve(index_topk=self.model.index_topk, page_size=PAGE_SIZE, context_len=self.load.context_len)
+        return config.resolve(
+            index_topk=self.model.index_topk,
+            page_size=PAGE_SIZE,
+            context_len=self.load.context_len,
+            workspaces=2 if self.machine.on_gpu else 1,
+        )
 
 
 def plan_by_context(plan: Plan, lengths: list[int], link_gb_s: float | None) -> list[Plan | None]:

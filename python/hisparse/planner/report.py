@@ -40,7 +40,7 @@ def _bytes(plan: Plan) -> str:
         ("KV", "indexer keys", budget.index_keys_bytes, f"of {budget.slots:,} tokens, all of the host pool"),
         ("KV", "hot rows", budget.hot_rows_bytes, f"{budget.regions} regions, one of them SGLang's padding"),
         ("KV", "residency state", budget.residency_bytes, ""),
-        ("KV", "prefill workspace", budget.workspace_bytes, f"{budget.config.workspace_tokens:,} rows of one layer"),
+        ("KV", "prefill workspace", budget.workspace_bytes, f"{budget.config.workspaces} x {budget.config.workspace_tokens:,} rows"),
         ("KV", "step buffers", budget.step_bytes, ""),
         ("KV", "not used", plan.kv_bytes - budget.device_bytes, ""),
         ("kept back", "activations, graphs", machine.gpu_bytes - RUNTIME_BYTES - machine.static_bytes,
