@@ -327,7 +327,7 @@ def test_models(probe: dict[str, Any]) -> None:
 
 def test_registration(probe: dict[str, Any]) -> None:
     registered = probe["registration"]["normal"]
-    assert {target: [kind] for target, kind in ((row.target, row.kind) for row in HOOKS)}.items() <= registered.items()
+    assert all(row.kind in registered[row.target] for row in HOOKS)
     assert set(registered) == set(probe["targets"]), "a CPU server registers the operators as well"
 
 
