@@ -17,15 +17,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from bench_setup import CONTEXT, DEVICE, PAGE, Cell, HostPool, Layer, Steps
-from bench_swap_in import device_us
 from sglang.srt.mem_cache.allocator.paged import PagedTokenToKVPoolAllocator
 
+from hisparse.bench.setup import CONTEXT, DEVICE, PAGE, Cell, HostPool, Layer, Steps
+from hisparse.bench.timing import Timing
 from hisparse.plugin.slots import order_free_pages, pages_released
 
 CHUNK = 8192
-TICK = 64
-"""Tokens that every running request generates between two admissions; a page each."""
 
 
 @dataclass
@@ -69,7 +67,7 @@ class Pool:
             pages_released(self.allocator)
 
     def admit(self) -> bool:
-        prompt = int(min(max(self.source.lognormvariate(9.6, 0.9), 200), 100_000))
+        prompt = int(min(max(self.source.lognormvariate(9.6, 0.9), 200), 100_000)) // PAGE * PAGE
         request = Request(prompt, self.source.randrange(1, 40))
         while request.length < prompt:
             if not self.grow(request, min(CHUNK, prompt - request.length)):
@@ -79,12 +77,20 @@ class Pool:
         return True
 
     def tick(self) -> None:
+        """A page more for every running request, all at once as in decode; those at their end go."""
         for request in list(self.running):
             request.left -= 1
-            if request.left < 0 or not self.grow(request, TICK):
+            if request.left < 0:
                 self.free(request)
                 self.running.remove(request)
                 self.finished += 1
+        pages = self.allocator.alloc(PAGE * len(self.running))
+        while pages is None:  # SGLang retracts
+            self.free(self.running.pop())
+            pages = self.allocator.alloc(PAGE * len(self.running))
+        for request, slots in zip(self.running, pages.view(-1, PAGE), strict=True):
+            request.slots.append(slots)
+            request.length += PAGE
 
     def live(self, requests: int, concurrent: int) -> None:
         while self.finished < requests:
@@ -121,13 +127,13 @@ def fresh(tables: list[torch.Tensor]) -> list[torch.Tensor]:
 def step_us(layer: Layer, cell: Cell, rounds: int) -> float:
     layer.forget()
     steps = Steps(cell, layer)
-    return device_us([lambda i=i: layer.swap_in(steps, i) for i in range(steps.count)], rounds)
+    return Timing(rounds).device_us([lambda i=i: layer.swap_in(steps, i) for i in range(steps.count)])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--requests", type=int, default=2000)
-    parser.add_argument("--concurrent", type=int, default=64)
+    parser.add_argument("--concurrent", type=int, default=10_000, help="running requests, if the pool holds as many")
     parser.add_argument("--pool-gb", type=float, default=8.0, help="host memory of one layer")
     parser.add_argument("--rows", type=int, nargs="+", default=[656, 1152])
     parser.add_argument("--batches", type=int, nargs="+", default=[32, 64])
@@ -143,7 +149,7 @@ def main() -> None:
         for name in ("stock", "ours"):
             pool = Pool(slots, name == "ours", seed=0)
             pool.live(options.requests, options.concurrent)
-            tables[name] = pool.tables(min(options.batches))
+            tables[name] = pool.tables(max(options.batches))
             if name == "stock":
                 tables["fresh"] = fresh(tables[name])
         for batch in options.batches:
