@@ -104,6 +104,12 @@ class LocalServer:
         self._process = None
 
     @property
+    def pid(self) -> int:
+        """The launcher's; scheduler and detokenizer are its children."""
+        assert self._process is not None, "the server is not running"
+        return self._process.pid
+
+    @property
     def alive(self) -> bool:
         return self._process is not None and self._process.poll() is None
 

@@ -17,7 +17,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import hisparse.plugin
-from hisparse.config import HiSparseConfig, HiSparseError
+from hisparse.config import HiSparseConfig, HiSparseError, ResolvedConfig
 from hisparse.hook_row import HookRow
 from hisparse.plugin import gate, hooks
 from hisparse.plugin import server_args as ours
@@ -156,6 +156,7 @@ def without_the_flag() -> dict[str, bool]:
         "_report_decode": ((SimpleNamespace(scheduler=scheduler), True), {"running_batch": batch}),
         "_extend_decode_line": ((SimpleNamespace(),), {}),
         "_check_when_idle": ((scheduler,), {}),
+        "_poison_freed_pages": ((SimpleNamespace(get_kvcache=lambda: None), 1), {}),
         "_report_state": ((scheduler, 1), {}),
     }
     untouched = {}
@@ -179,6 +180,54 @@ def without_the_flag() -> dict[str, bool]:
     return untouched
 
 
+def later_layers() -> dict[str, Any]:
+    """Pool and coordinator of a process that owns layers 30 to 33."""
+    import torch
+
+    from hisparse.coordinator import HiSparseCoordinator
+    from hisparse.memory import HotBuffer
+    from hisparse.plugin.kv_pool import HiSparseNSATokenToKVPool
+
+    pool = HiSparseNSATokenToKVPool(
+        size=256, page_size=64, kv_lora_rank=128, dtype=torch.bfloat16, qk_rope_head_dim=64, layer_num=4, device="cpu",
+        index_head_dim=128, enable_memory_saver=False, kv_cache_dim=192, start_layer=30, end_layer=33,
+    )  # fmt: skip
+    row_bytes = pool.row_format.row_bytes
+    pool.hot_buffer = HotBuffer.allocate(
+        layers=4, regions=3, device_buffer_size=64, page_size=64, row_bytes=row_bytes, device="cpu"
+    )
+    coordinator = HiSparseCoordinator(
+        config=ResolvedConfig(64, 64, 64, 256, None, None),
+        row_format=pool.row_format,
+        host_pool=pool.host_pool,
+        hot_buffer=pool.hot_buffer,
+        workspace=torch.zeros((256, row_bytes), dtype=torch.uint8),
+        req_to_token=torch.zeros((3, 256), dtype=torch.int32),
+        start_layer=pool.start_layer,
+        max_batch=3,
+    )
+    coordinator.num_real_reqs.fill_(1)
+    places = {}
+    for layer_id in range(30, 34):
+        coordinator.store_decode(
+            layer_id,
+            k_nope=torch.full((1, 1, 128), float(layer_id)).bfloat16(),
+            k_rope=torch.zeros((1, 1, 64)).bfloat16(),
+            slots=torch.tensor([70]),
+            req_pool_indices=torch.tensor([2]),
+            seq_lens=torch.tensor([5]),
+        )
+        tail_row = pool.hot_buffer.region_rows(2).start + 64 + 4
+        rows = pool.get_key_buffer(layer_id)[tail_row], pool.kv_buffer[layer_id - 30][70]
+        places[str(layer_id)] = [float(row.flatten()[0]) for row in rows]
+    index_keys = pool.get_index_k_with_scale_buffer(30).data_ptr() == pool.index_k_with_scale_buffer[0].data_ptr()
+    try:
+        coordinator.store_decode(34, k_nope=None, k_rope=None, slots=None, req_pool_indices=None, seq_lens=None)
+    except AssertionError as error:
+        return {"places": places, "index keys": index_keys, "layer 34": str(error)}
+    return {"places": places, "index keys": index_keys, "layer 34": "accepted"}
+
+
 if __name__ == "__main__":
     results = {
         "targets": targets(),
@@ -187,5 +236,6 @@ if __name__ == "__main__":
         "models": models(),
         "registration": registration(),
         "without the flag": without_the_flag(),
+        "later layers": later_layers(),
     }
     print("\n" + json.dumps(results))

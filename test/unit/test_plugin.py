@@ -352,3 +352,11 @@ def test_a_missing_target_is_one_sentence(probe: dict[str, Any]) -> None:
 
 def test_hooks_do_nothing_without_the_flag(probe: dict[str, Any]) -> None:
     assert probe["without the flag"] == {row.target: True for row in HOOKS}
+
+
+def test_a_process_that_owns_later_layers(probe: dict[str, Any]) -> None:
+    """FIELD F9. Layer ids are global outside, local inside: each layer's row is where that layer reads."""
+    found = probe["later layers"]
+    assert found["places"] == {str(layer): [float(layer)] * 2 for layer in range(30, 34)}
+    assert found["index keys"]
+    assert "layer 34 is not one of 30..33" in found["layer 34"]

@@ -7,6 +7,7 @@ from typing import Any, NoReturn
 import torch
 from sglang.srt.mem_cache.memory_pool import DSATokenToKVPool
 
+from hisparse.coordinator import POISON
 from hisparse.memory import HostPool, HotBuffer
 from hisparse.plugin.gate import stopping_the_server
 from hisparse.row_format import Bf16Row, Fp8DsMlaRow, RowFormat
@@ -24,6 +25,7 @@ class HiSparseNSATokenToKVPool(DSATokenToKVPool):
     hot_buffer: HotBuffer | None = None
     retractions: int = 0
     """Requests that lost their slots to others in decode."""
+    debug = False
 
     @property
     def row_format(self) -> RowFormat:
@@ -34,6 +36,13 @@ class HiSparseNSATokenToKVPool(DSATokenToKVPool):
     def as_kv_cache(self, rows: torch.Tensor) -> torch.Tensor:
         """Rows as SGLang's kernels take them: uint8 [n, row_bytes] -> `dtype` [n, 1, kv_cache_dim], no copy."""
         return rows.view(self.dtype).unsqueeze(1)
+
+    def poison_pages(self, page_ids: torch.Tensor) -> None:
+        """Fill the host rows of freed pages with NaN (`debug`). Waits for the device, whose last step may read them."""
+        if page_ids.is_cuda:
+            torch.cuda.synchronize(page_ids.device)
+        offsets = torch.arange(self.page_size)
+        self.host_pool.rows[:, (page_ids.cpu().unsqueeze(1) * self.page_size + offsets).flatten()] = POISON
 
     # ---- what SGLang calls
 

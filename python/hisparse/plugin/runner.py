@@ -50,6 +50,7 @@ def attach_coordinator(model_runner: Any) -> None:
         device=model_runner.device,
     )
     pool.hot_buffer = hot_buffer
+    pool.debug = os.environ.get(DEBUG_VARIABLE) == "1"
     if hot_buffer.rows.is_cuda:
         # Not at the first call: that may come under graph capture, where nothing can be compiled or loaded.
         hisparse_kernel.warm_up()
@@ -66,7 +67,7 @@ def attach_coordinator(model_runner: Any) -> None:
         req_to_token=requests,
         start_layer=pool.start_layer,
         max_batch=budget.regions,
-        debug=os.environ.get(DEBUG_VARIABLE) == "1",
+        debug=pool.debug,
     )
     coordinator = model_runner.hisparse_coordinator
     if model_runner.server_args.enable_metrics:
