@@ -31,8 +31,12 @@ demo: $(STAMP)
 doctor: $(STAMP)
 	$(BIN)/hisparse doctor
 
+# Tests that share servers go to the same worker, the longest first (test/conftest.py). One thread a process: two workers
+# with two servers each are enough for the cores.
+TEST_WORKERS ?= 2
+
 test: $(STAMP)
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadgroup --no-loadscope-reorder
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

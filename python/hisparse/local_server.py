@@ -141,6 +141,10 @@ class LocalServer:
         """The `hisparse` entry of /server_info, None where HiSparse is off."""
         return self.get("/server_info")["internal_states"][0].get("hisparse")
 
+    def running_requests(self) -> int:
+        """Requests that run or wait; the scheduler publishes the number every few steps, and when it becomes idle."""
+        return sum(load["num_running_reqs"] + load["num_waiting_reqs"] for load in self.get("/v1/loads")["loads"])
+
     def _ready(self) -> bool:
         try:
             with urllib.request.urlopen(self.url + "/health", timeout=2) as answer:

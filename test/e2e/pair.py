@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import http.client
+import json
 import random
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -65,6 +68,30 @@ class Pair:
             log = server.log_text()
             for word in ("Traceback", "leak", "AssertionError"):
                 assert word not in log, f"{word} in the log of {name}:\n{server.log_tail(80)}"
+
+
+def disconnect_after(server: LocalServer, chunks: int, ids: list[int], *, max_new_tokens: int = 2000) -> None:
+    """Ask for a stream and go away after some chunks of it; 0 = without waiting for the answer to begin."""
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=120)
+    body = {"input_ids": ids, "stream": True, "sampling_params": {"max_new_tokens": max_new_tokens, "ignore_eos": True}}
+    connection.request("POST", "/generate", json.dumps(body), {"Content-Type": "application/json"})
+    if chunks == 0:
+        time.sleep(0.3)
+    else:
+        answer = connection.getresponse()
+        while chunks and (line := answer.readline()):
+            chunks -= line.startswith(b"data:")
+    connection.close()
+
+
+def wait_until_idle(server: LocalServer, timeout_s: float = 120) -> None:
+    """Until nothing runs or waits, and a moment longer: the checks of an idle scheduler end it if anything is lost."""
+    deadline = time.monotonic() + timeout_s
+    while server.running_requests():
+        assert time.monotonic() < deadline, "requests of clients that went away still run"
+        time.sleep(0.1)
+    time.sleep(1.0)
+    assert server.alive, server.log_tail(80)
 
 
 def assert_same_tokens(ours: list[int], plain: list[int], what: str) -> None:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import http.client
 import json
-import time
 import urllib.error
 from typing import Any
 
 import pytest
 from openai import OpenAI
 
-from .pair import Pair, prompt
+from .pair import Pair, disconnect_after, prompt, wait_until_idle
 
 TEXT = "The hot buffer holds the rows that a decode step reads. " * 40
 
@@ -82,27 +80,10 @@ def test_penalties_and_logprobs(pair: Pair, sampling: dict[str, Any]) -> None:
 def test_abort_by_disconnect(pair: Pair) -> None:
     """FIELD F25: clients that go away in prefill and in decode leave nothing behind."""
     for tokens_read, length in ((0, 6000), (1, 300), (20, 500), (60, 64)):
-        _disconnect_after(pair, tokens_read, prompt(400 + length, length))
-    deadline = time.monotonic() + 60
-    while pair.on.get("/server_info")["internal_states"][0].get("num_running_reqs", 0):
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-    time.sleep(1.0)  # the scheduler's idle check runs after the last abort and kills the server if anything leaked
+        disconnect_after(pair.on, tokens_read, prompt(400 + length, length))
+    wait_until_idle(pair.on)
     pair.flush()
     pair.generate([prompt(430 + i, 100 + 90 * i) for i in range(4)], max_new_tokens=60)
-
-
-def _disconnect_after(pair: Pair, chunks: int, ids: list[int]) -> None:
-    connection = http.client.HTTPConnection("127.0.0.1", pair.on.port, timeout=60)
-    body = {"input_ids": ids, "stream": True, "sampling_params": {"max_new_tokens": 2000, "ignore_eos": True}}
-    connection.request("POST", "/generate", json.dumps(body), {"Content-Type": "application/json"})
-    if chunks == 0:
-        time.sleep(0.3)
-    else:
-        answer = connection.getresponse()
-        while chunks:
-            chunks -= answer.readline().startswith(b"data:")
-    connection.close()
 
 
 @pytest.mark.parametrize(

@@ -72,10 +72,15 @@ def finished(pair: SteppedPair) -> str:
 
 
 def retracted(pair: SteppedPair) -> str:
-    rids = [pair.submit(prompt(20 + i, 280 + 20 * i), 200) for i in range(REGIONS)]
-    state = pair.until(lambda state: state["retracted"] > pair.retracted_before, at_most=400)
-    (rid,) = (rid for rid in state["waiting"] if rid in rids)
-    return rid
+    for i in range(REGIONS):
+        pair.submit(prompt(20 + i, 280 + 20 * i), 200)
+    ran: set[str] = set()
+    for _ in range(400):
+        state = pair.step()
+        ran.update(state["running"])
+        if back := ran.intersection(state["waiting"]):
+            return min(back)
+    raise AssertionError("nothing was retracted")
 
 
 PHASES = (
