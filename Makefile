@@ -11,7 +11,7 @@ STAMP := $(VENV)/installed
 export OMP_NUM_THREADS ?= 2
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: install demo test lint test-gpu test-gpu-sanitize nightly doctor clean
+.PHONY: install demo test fuzz lint test-gpu test-gpu-sanitize nightly doctor clean
 
 install: $(STAMP)
 
@@ -37,6 +37,13 @@ TEST_WORKERS ?= 2
 
 test: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadgroup --no-loadscope-reorder
+
+# An hour of random histories: three fuzz tests of FUZZ_SECONDS each.
+FUZZ_SECONDS ?= 1200
+
+fuzz: $(STAMP)
+	HISPARSE_FUZZ_SECONDS=$(FUZZ_SECONDS) HISPARSE_FUZZ_SEED=$${HISPARSE_FUZZ_SEED:-1000} OMP_NUM_THREADS=1 \
+		$(BIN)/python -m pytest test/engine/test_fuzz.py test/unit/test_coordinator_fuzz.py
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -30,6 +30,7 @@ LONGEST_FIRST = (
 """Groups of tests that share servers, for --dist loadgroup; every other file is a group of its own, behind them."""
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     def place(item: pytest.Item) -> tuple[int, str]:
         path = item.path.relative_to(HERE).as_posix()

@@ -4,10 +4,10 @@
     python benchmark/serving/soak.py --minutes 30 --url http://127.0.0.1:30000 --pid PID --log server.log \
         --longest-prompt 32000 --longest-output 1000 --vocabulary 100000     # a server that runs already
 
-Prompts of mixed length, shared prefixes, conversations; the number of clients changes every --phase seconds; a share of
-the clients goes away in the middle. Resident memory of the server's processes is sampled every few seconds; its slope is
-fitted over the second half, when pools and caches have been touched. Exit status 1 if a request failed, the log has an
-error, the server is gone, or memory grows faster than --most-growth.
+Prompts of mixed length, shared prefixes, conversations; the number of clients changes every --phase seconds; a share
+of the clients goes away in the middle. Resident memory of the server's processes is sampled every few seconds; its
+slope is fitted over the second half, when pools and caches have been touched. Exit status 1 if a request failed, the
+log has an error, the server is gone, or memory grows faster than --most-growth.
 """
 
 from __future__ import annotations
@@ -217,9 +217,7 @@ def main() -> int:
     return report(options, load, samples, alive, log)
 
 
-def report(
-    options: argparse.Namespace, load: Load, samples: list[tuple[float, float]], alive: bool, log: str
-) -> int:
+def report(options: argparse.Namespace, load: Load, samples: list[tuple[float, float]], alive: bool, log: str) -> int:
     half = [sample for sample in samples if sample[0] >= 30 * options.minutes]
     growth = slope_per_minute(half)
     errors = [line for line in log.splitlines() if ERROR.search(line)]

@@ -126,9 +126,7 @@ class SteppedPair:
         """Send a request with the next iteration; its id."""
         rid = f"r{self._next_rid}"
         self._next_rid += 1
-        self._pending.append(
-            {"kind": "generate", "rid": rid, "input_ids": input_ids, "max_new_tokens": max_new_tokens}
-        )
+        self._pending.append({"kind": "generate", "rid": rid, "input_ids": input_ids, "max_new_tokens": max_new_tokens})
         return rid
 
     def abort(self, rid: str) -> None:

@@ -1,4 +1,4 @@
-"""Limits come from the host pool: everything at its edges is as without HiSparse, and full pools only make others wait."""
+"""Limits come from the host pool: everything at its edges is as without HiSparse; full pools only make others wait."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_a_longer_prompt_is_refused(pair: SteppedPair, length: int) -> None:
 
 
 @pytest.mark.parametrize("max_new_tokens", (0, 1, 2 * SMALL_POOL))
-@pytest.mark.parametrize("length", (SMALL_POOL - 2 * PAGE_SIZE + off for off in (-1, 0, 1, PAGE_SIZE - 1)))
+@pytest.mark.parametrize("length", [SMALL_POOL - 2 * PAGE_SIZE + off for off in (-1, 0, 1, PAGE_SIZE - 1)])
 def test_output_up_to_the_end_of_the_pool(small: SteppedPair, length: int, max_new_tokens: int) -> None:
     """SGLang cuts the output so that prompt, output and a page more fit the pool."""
     small.start_over()
@@ -104,6 +104,7 @@ def test_a_prompt_within_a_page_of_the_pool_blocks_the_queue_as_in_sglang(small:
     Nothing here depends on HiSparse (docs/operating.md, Limits). The last test of these schedulers: they stay blocked.
     """
     small.start_over()
+    small.generate(prompt(7, 100), max_new_tokens=5)
     rid = small.submit(prompt(5, SMALL_POOL - PAGE_SIZE + 1), 3)
     assert small.step(20)["waiting"] == [rid]
     small.abort(rid)

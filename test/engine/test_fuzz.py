@@ -114,9 +114,7 @@ class Requests(RuleBasedStateMachine):
 @pytest.mark.parametrize("flags", ((), ("--disable-radix-cache",)), ids=("radix", "no radix"))
 def test_random_histories(checkpoint: Path, tmp_path: Path, flags: tuple[str, ...]) -> None:
     def start(stack: ExitStack) -> SteppedPair:
-        return stack.enter_context(
-            start_stepped_pair(checkpoint, tmp_path, *flags)
-        )
+        return stack.enter_context(start_stepped_pair(checkpoint, tmp_path, *flags))
 
     assert POOL_TOKENS < 2 * CONTEXT, "two long requests must not fit, so that requests are retracted"
     Requests.pairs = Pairs(start)

@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from hisparse.coordinator import POISON
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from fuzz import fuzz  # noqa: E402
+from fuzz import fuzz
 
 regions = st.integers(1, REGIONS - 1)
 selectors = st.sampled_from(SELECTORS)

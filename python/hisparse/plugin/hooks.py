@@ -122,11 +122,14 @@ def _extend_decode_line(result: list[str], pool_stats: Any) -> list[str]:
     return [*result, *_decode_line] if _decode_line else result
 
 
-def _pages_released(result: Any, allocator: Any, *_: Any, **__: Any) -> Any:
+def _pages_released(result: Any, allocator: Any, page_ids: Any) -> Any:
     from hisparse.plugin.slots import pages_released
 
     if _has_host_pool(allocator):
         pages_released(allocator)
+        pool = allocator.get_kvcache()
+        if pool.debug:
+            pool.poison_pages(page_ids)
     return result
 
 
@@ -150,14 +153,6 @@ def _check_when_idle(scheduler: Any) -> None:
     if coordinator.debug:
         coordinator.check()
     guarded(scheduler, lambda metrics: metrics.when_idle())
-
-
-def _poison_freed_pages(allocator: Any, page_ids: Any) -> None:
-    from hisparse.plugin.kv_pool import HiSparseNSATokenToKVPool
-
-    pool = allocator.get_kvcache()
-    if isinstance(pool, HiSparseNSATokenToKVPool) and pool.debug:
-        pool.poison_pages(page_ids)
 
 
 def _report_state(result: Any, scheduler: Any, *args: Any, **kwargs: Any) -> Any:
@@ -244,7 +239,7 @@ HOOKS: tuple[HookRow, ...] = (
         "sglang.srt.mem_cache.allocator.paged.PagedTokenToKVPoolAllocator._release_page_ids",
         "after",
         _pages_released,
-        "know when the free pages are out of order",
+        "know when the free pages are out of order; fill their host rows with NaN under HISPARSE_DEBUG",
     ),
     HookRow(
         "sglang.srt.mem_cache.allocator.paged.PagedTokenToKVPoolAllocator.alloc_extend",
@@ -257,12 +252,6 @@ HOOKS: tuple[HookRow, ...] = (
         "before",
         _check_when_idle,
         "last figures of a burst; check the conservation laws under HISPARSE_DEBUG",
-    ),
-    HookRow(
-        "sglang.srt.mem_cache.allocator.paged.PagedTokenToKVPoolAllocator._release_page_ids",
-        "before",
-        _poison_freed_pages,
-        "freed host rows become NaN, under HISPARSE_DEBUG, so that a read after the release shows",
     ),
     HookRow(
         "sglang.srt.managers.scheduler.Scheduler.get_internal_state",
