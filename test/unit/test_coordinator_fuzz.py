@@ -54,8 +54,8 @@ class ModelledScheduler(FakeScheduler):
         self.tail_start = [0] * REGIONS
         seed_regions = self.coordinator.seed_regions
 
-        def seed_both(layer_id: int, group: Any, selected: torch.Tensor) -> None:
-            seed_regions(layer_id, group, selected)
+        def seed_both(layer_id: int, group: Any, workspace: torch.Tensor, selected: torch.Tensor) -> None:
+            seed_regions(layer_id, group, workspace, selected)
             for region, last in zip(group.regions.tolist(), group.last_tokens.tolist(), strict=True):
                 candidates = [p for token in last for p in selected[token].tolist()]
                 self.models[layer_id - LAYERS.start, region].seed(candidates)
