@@ -49,14 +49,15 @@ class Pool:
         """Allocate as SGLang's extend does; False where the pool is full."""
         before, after = request.length, request.length + tokens
         last = request.slots[-1][-1:] if request.slots else torch.full((1,), -1, device=DEVICE)
+        if self.allocator.available_size() < tokens + PAGE:
+            return False
         if self.together:
             order_free_pages(self.allocator)
         lens = [torch.tensor([before]), torch.tensor([after])]
         out = self.allocator.alloc_extend(
             lens[0].to(DEVICE), lens[0], lens[1].to(DEVICE), lens[1], last.to(torch.int64), tokens
         )
-        if out is None:
-            return False
+        assert out is not None
         request.slots.append(out)
         request.length = after
         return True

@@ -19,6 +19,7 @@ from typing import Any
 from hisparse.local_server import LocalServer
 
 STEPS = 10
+ATTENTION = "sparse_attn_fwd_kernel"
 OURS = re.compile(r"python/hisparse/|hisparse_kernel/")
 
 
@@ -44,6 +45,7 @@ def summarise(trace: Path, steps: int = STEPS) -> dict[str, Any]:
     """Kernel time by name, and the host's time in our own Python, in us a step."""
     with gzip.open(trace) as file:
         events = json.load(file)["traceEvents"]
+    on_gpu = sorted((e for e in events if e.get("cat") == "kernel"), key=lambda e: e["ts"])
     kernels: dict[str, list[float]] = defaultdict(list)
     spans: list[tuple[float, float]] = []
     host = 0.0
@@ -55,6 +57,7 @@ def summarise(trace: Path, steps: int = STEPS) -> dict[str, Any]:
         elif category == "python_function" and OURS.search(name):
             host += event["dur"]
     return {
+        "layer": layer_timeline(on_gpu),
         "gpu_busy_us": union(spans) / steps,
         "span_us": (max(e for _, e in spans) - min(s for s, _ in spans)) / steps if spans else 0.0,
         "ours_on_the_host_us": host / steps,
@@ -62,6 +65,17 @@ def summarise(trace: Path, steps: int = STEPS) -> dict[str, Any]:
             ((name, len(times) / steps, sum(times) / steps) for name, times in kernels.items()), key=lambda row: -row[2]
         ),
     }
+
+
+def layer_timeline(kernels: list[dict[str, Any]]) -> list[tuple[float, float, int, str]]:
+    """A layer from the middle of the profile, from the end of one attention to the end of the next: when each kernel
+    begins and how long it takes (us), its stream, its name."""
+    attention = [i for i, kernel in enumerate(kernels) if ATTENTION in kernel["name"]]
+    if len(attention) < 3:
+        return []
+    first, last = attention[len(attention) // 2 : len(attention) // 2 + 2]
+    zero = kernels[first]["ts"] + kernels[first]["dur"]
+    return [(k["ts"] - zero, k["dur"], k["tid"], short(k["name"])) for k in kernels[first + 1 : last + 1]]
 
 
 def union(spans: list[tuple[float, float]]) -> float:
@@ -89,6 +103,9 @@ def table(summary: dict[str, Any], top: int = 30) -> str:
     ]
     for name, calls, us in summary["kernels"][:top]:
         lines.append(f"| {name} | {calls:.1f} | {us:.1f} | {us / calls:.2f} |")
+    lines += ["", "One layer, from attention to attention:"]
+    lines += ["| at us | takes | stream | kernel |", "|---:|---:|---:|---|"]
+    lines += [f"| {at:.1f} | {us:.1f} | {stream} | {name} |" for at, us, stream, name in summary["layer"]]
     return "\n".join(lines)
 
 

@@ -48,7 +48,7 @@ def launch_shape(batch: int) -> LaunchShape:
     if batch <= 16:
         return LaunchShape(1024, 4, 0)
     if batch <= 64:
-        return LaunchShape(1024, 2, 0)
+        return LaunchShape(1024, 2, 16)
     return LaunchShape(1024 if batch <= 132 else 512, 1, 8)
 
 

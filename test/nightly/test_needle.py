@@ -29,7 +29,7 @@ def test_recall_is_that_without_hisparse(dtype: str, tmp_path: Path, monkeypatch
     maker = evaluate.Maker(ROOT / "models" / "needle")
     flags = (
         *FLAGS, *row_flags(dtype), "--context-length", "20480", "--max-total-tokens", "262144",
-        "--max-running-requests", "10", "--cuda-graph-max-bs-decode", "10", "--mem-fraction-static", "0.4",
+        "--max-running-requests", "10", "--cuda-graph-max-bs-decode", "10", "--mem-fraction-static", "0.3",
         "--json-model-override-args", json.dumps({"index_topk": INDEX_TOPK}),
     )  # fmt: skip
     servers = {
