@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import signal
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,14 +22,13 @@ from typing import Any, NamedTuple
 
 import facts
 import numpy as np
-import torch
 from evaluate import Maker
 from recall_texts import make_text
 from serve_recall import environment
 from tqdm import tqdm
 
 from hisparse.local_server import LocalServer
-from hisparse.trace_format import Trace, write_trace
+from hisparse.trace_format import Trace, read_trace, write_trace
 
 TOP_K = 256
 BUFFERS = (256, 512, 1024)
@@ -112,65 +113,78 @@ def _sum(results: Any) -> Answers:
 
 
 class Recorder:
-    """Turns the plug-in's records of one workload into a trace file."""
+    """Makes a trace file of each workload from what the server records. Parts are complete in themselves, and the
+    server writes one when nothing has run for a while; so a workload is the parts that came since the one before."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        folder.mkdir(parents=True, exist_ok=True)
-        for old in folder.iterdir():
-            old.unlink()
+    def __init__(self, server: LocalServer) -> None:
+        self.server = server
+        self.seen: set[Path] = set()
 
-    def start(self) -> None:
-        (self.folder / "on").touch()
+    def skip(self) -> None:
+        self.seen |= set(self._settled())
 
     def finish(self, out: Path, workload: str) -> None:
-        """Rows in the order of the calls: step, layer, request."""
-        time.sleep(1.0)  # the scheduler may be one step ahead of the last answer
-        (self.folder / "on").unlink()
-        rows: dict[str, list[Any]] = {"step": [], "layer": [], "request": [], "seq_len": [], "selected": []}
-        step, count = -1, 0
-        number: dict[int, int] = {}  # of the request that was last in a place of SGLang's
-        expected_len: dict[int, int] = {}
-        for path in sorted(self.folder.glob("*.pt")):
-            record = torch.load(path)
-            path.unlink()
-            step += record["layer"] == 0
-            for i, place in enumerate(record["req_pool_indices"].tolist()):
-                seq_len = int(record["seq_lens"][i])
-                if record["layer"] == 0:
-                    if expected_len.get(place) != seq_len:
-                        number[place], count = count, count + 1
-                    expected_len[place] = seq_len + 1
-                rows["step"].append(step)
-                rows["layer"].append(record["layer"])
-                rows["request"].append(number[place])
-                rows["seq_len"].append(seq_len)
-                rows["selected"].append(record["selected"][i].numpy())
-        selected = np.array(rows.pop("selected"))
-        about = {"workload": workload, "page_size": 64}
-        write_trace(out, Trace(about=about, selected=selected, **{name: np.array(rows[name]) for name in rows}))
+        """Steps and requests are counted from 0 in every file."""
+        new = [path for path in self._settled() if path not in self.seen]
+        self.seen |= set(new)
+        with tempfile.TemporaryDirectory() as folder:
+            for path in new:
+                shutil.copy(path, folder)
+            trace = read_trace(Path(folder))
+        requests, request = np.unique(trace.request, return_inverse=True)
+        seeds = np.isin(trace.seed_request, requests)
+        kept = ("top_k", "page_size", "row_bytes", "device_buffer_size")
+        write_trace(
+            out,
+            Trace(
+                about={"workload": workload, **{key: trace.about[key] for key in kept}},
+                step=trace.step - trace.step.min(),
+                layer=trace.layer,
+                request=request,
+                seq_len=trace.seq_len,
+                selected=trace.selected,
+                seed_layer=trace.seed_layer[seeds],
+                seed_request=np.searchsorted(requests, trace.seed_request[seeds]),
+                seeded=trace.seeded[seeds],
+            ),
+        )
+
+    def _settled(self) -> list[Path]:
+        """The parts, once they hold all positions that the server counted."""
+        deadline = time.monotonic() + 60
+        while True:
+            state = self.server.hisparse_state()
+            assert state is not None and time.monotonic() < deadline, state
+            parts = sorted(Path(state["trace_folder"]).glob("*.npz"))
+            held = 0
+            for part in parts:
+                trace = read_trace(part)
+                held += int(((trace.selected >= 0) & (trace.selected < trace.seq_len[:, None])).sum())
+            if held >= state["selected_positions"]:
+                return parts
+            time.sleep(1.0)
 
 
 def run(model: Path, folder: Path, buffer: int, traces: Path | None) -> list[dict[str, Any]]:
     """All workloads on one server; a line of figures each."""
-    recorder = Recorder(folder / "calls") if traces else None
-    more = {"NEEDLE_TRACE": str(folder / "calls")} if traces else {}
-    config = json.dumps({"device_buffer_size": buffer})
+    keys = {"device_buffer_size": buffer, **({"trace": str(folder / "recorded")} if traces else {})}
+    config = json.dumps(keys)
     workloads = Workloads(Maker(model))
     lines = []
     with LocalServer(
-        model, *FLAGS, config, "--sleep-on-idle", log=folder / f"{buffer}.log", environment=environment(**more)
+        model, *FLAGS, config, "--sleep-on-idle", log=folder / f"{buffer}.log", environment=environment()
     ) as server:
 
         def ask(prompts: list[list[int]], sampling: dict[str, Any]) -> list[dict[str, Any]]:
             return server.generate(prompts, **sampling)
 
+        recorder = Recorder(server) if traces else None
         for text in workloads.texts:
             server.generate([text.prefix], max_new_tokens=1)
+        if recorder:
+            recorder.skip()
         for name in tqdm(("one_fact", "four_facts", "conversation", "free_text"), desc=f"buffer {buffer}"):
             before = server.hisparse_state()
-            if recorder:
-                recorder.start()
             answers = getattr(workloads, name)(ask)
             if recorder:
                 recorder.finish(traces / f"{name}.npz", (getattr(Workloads, name).__doc__ or "").strip())

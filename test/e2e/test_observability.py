@@ -16,6 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import hisparse_kernel.reference as reference
 from hisparse.local_server import LocalServer
+from hisparse.simulator.simulate import regions_of, simulate
 from hisparse.trace_format import Trace, read_trace
 
 from .pair import DEVICE_BUFFER_SIZE, FLAGS, INDEX_TOPK, PAGE_SIZE, prompt
@@ -179,7 +180,10 @@ def test_a_replayed_trace_gives_the_servers_counters(observed: Observed) -> None
     assert (about["model"], about["top_k"], about["layers"], about["device_buffer_size"]) == (
         *("observed", INDEX_TOPK, list(range(LAYERS)), DEVICE_BUFFER_SIZE),
     )
-    assert replayed(trace) == [state[kind] for kind in KINDS]
+    counted = [state[kind] for kind in KINDS]
+    assert replayed(trace) == counted
+    simulated = simulate(trace, regions_of(trace), buffer=DEVICE_BUFFER_SIZE, policy="lru")
+    assert simulated.counts.sum(0).tolist() == counted, "hisparse simulate says what the server did"
 
 
 def when_written(folder: Path, selected_positions: int) -> Trace:

@@ -29,6 +29,7 @@ def test_the_report_adds_up(capsys: pytest.CaptureFixture[str]) -> None:
         ("--gpu a100", "--gpu a100 must be one of h100, h200, h20; for another GPU give --gpu-memory-gib."),
         ("--gpus 0", "--gpus 0 must be positive"),
         ("--dp-size 3", "--dp-size 3 must divide --gpus 8"),
+        ("--gpus 7", "--gpus 7 with --dp-size 1 cannot share the 128 attention heads of deepseek-v3.2 evenly."),
         ("--kv-cache-dtype fp4", "--kv-cache-dtype fp4 must be bfloat16 or fp8_e4m3."),
         ("--mem-fraction-static 1.5", "--mem-fraction-static 1.5 must be between 0 and 1."),
         ("--step-ms nan", "--step-ms nan must be positive"),

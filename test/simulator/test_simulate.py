@@ -74,7 +74,7 @@ def test_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_recorded_trace_and_a_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["simulate", str(NEEDLE / "one_fact.npz"), "--buffer", "512", "--policy", "lru,once"]
     assert main([*arguments, "--plot", str(tmp_path / "a.png")]) == 0
-    assert "30 of 30 regions" in capsys.readouterr().out
+    assert "88 steps, 3 layers, 10 requests" in capsys.readouterr().out
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
 
 

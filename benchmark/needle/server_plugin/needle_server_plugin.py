@@ -1,16 +1,11 @@
-"""A plug-in of SGLang for the benchmarks of needle. It does what two environment variables say:
-
-NEEDLE_DENSE=1           attend to everything at a bearable price (see `dense_attention`)
-NEEDLE_TRACE=FOLDER      write what swap-in is asked for, a file a call (see `recording`)
+"""A plug-in of SGLang for the benchmarks of needle. With NEEDLE_DENSE=1 in the environment, attend to everything at a
+bearable price (see `dense_attention`).
 """
 
 from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -22,10 +17,6 @@ def register() -> None:
         import hisparse.cpu.sparse_attention as room
 
         room.sparse_attention = dense_attention
-    if folder := os.environ.get("NEEDLE_TRACE"):
-        import hisparse_kernel as kernel
-
-        kernel.swap_in = recording(kernel.swap_in, Path(folder))
 
 
 def dense_attention(
@@ -63,19 +54,3 @@ def dense_attention(
             scores.masked_fill_(~seen[block.start - first : block.stop - first, None, :length], float("-inf"))
             out[block] = torch.matmul(torch.softmax(scores, -1), keys[:length, :value_dim]).to(queries.dtype)
     return out
-
-
-def recording(swap_in: Callable[..., Any], folder: Path) -> Callable[..., Any]:
-    """`swap_in`, with the real requests of every call written to `folder/<call>.pt` while `folder/on` exists."""
-    calls = itertools.count()
-    layers: dict[int, int] = {}  # by the address of the layer's hot rows
-
-    def call(**arguments: Any) -> Any:
-        if (folder / "on").exists():
-            real = int(arguments["num_real_reqs"])
-            record = {name: arguments[name][:real].clone() for name in ("selected", "seq_lens", "req_pool_indices")}
-            record["layer"] = layers.setdefault(arguments["hot_rows"].data_ptr(), len(layers))
-            torch.save(record, folder / f"{next(calls):06}.pt")
-        return swap_in(**arguments)
-
-    return call

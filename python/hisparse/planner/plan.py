@@ -150,6 +150,11 @@ def make_plan(
             f"--context-len {load.prompt_len} and --output-len {load.output_len} together are more than the "
             f"{model.max_position_embeddings} tokens of {model.name}."
         )
+    if model.num_attention_heads % (machine.gpus // machine.dp):
+        raise HiSparseError(
+            f"--gpus {machine.gpus} with --dp-size {machine.dp} cannot share the {model.num_attention_heads} attention "
+            f"heads of {model.name} evenly."
+        )
     parts = model.weight_bytes(gpus=machine.gpus, attention_gpus=machine.gpus // machine.dp)
     weights = parts if weights_bytes is None else {"as given": weights_bytes}
     kv_bytes = machine.static_bytes - sum(weights.values())
