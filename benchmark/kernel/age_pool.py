@@ -4,8 +4,7 @@
 
 Drives SGLang's own paged allocator: prompts of mixed length prefilled in chunks, many requests decoding side by side,
 pages freed as they finish. Then times swap-in of the requests that are alive, against the same requests in a fresh
-pool. `stock`: as SGLang frees and allocates. `ours`: with the free pages ordered by
-`hisparse.plugin.slots`.
+pool.
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ from sglang.srt.mem_cache.allocator.paged import PagedTokenToKVPoolAllocator
 
 from hisparse.bench.setup import CONTEXT, DEVICE, PAGE, Cell, HostPool, Layer, Steps
 from hisparse.bench.timing import Timing
-from hisparse.plugin.slots import order_free_pages, pages_released
 
 CHUNK = 8192
 
@@ -37,10 +35,9 @@ class Request:
 class Pool:
     """A pool in use: requests come, decode side by side, and go."""
 
-    def __init__(self, num_slots: int, together: bool, seed: int) -> None:
+    def __init__(self, num_slots: int, seed: int) -> None:
         kv_cache = type("NoCache", (), {})()
         self.allocator = PagedTokenToKVPoolAllocator(num_slots, PAGE, torch.bfloat16, DEVICE, kv_cache, need_sort=False)
-        self.together = together
         self.source = random.Random(seed)
         self.running: list[Request] = []
         self.finished = 0
@@ -51,8 +48,6 @@ class Pool:
         last = request.slots[-1][-1:] if request.slots else torch.full((1,), -1, device=DEVICE)
         if self.allocator.available_size() < tokens + PAGE:
             return False
-        if self.together:
-            order_free_pages(self.allocator)
         lens = [torch.tensor([before]), torch.tensor([after])]
         out = self.allocator.alloc_extend(
             lens[0].to(DEVICE), lens[0], lens[1].to(DEVICE), lens[1], last.to(torch.int64), tokens
@@ -65,7 +60,6 @@ class Pool:
     def free(self, request: Request) -> None:
         if request.slots:
             self.allocator.free(torch.cat(request.slots))
-            pages_released(self.allocator)
 
     def admit(self) -> bool:
         prompt = int(min(max(self.source.lognormvariate(9.6, 0.9), 200), 100_000)) // PAGE * PAGE
@@ -146,13 +140,10 @@ def main() -> None:
     rows = []
     for row_bytes in options.rows:
         slots = host.rows(row_bytes).shape[0] - PAGE
-        tables = {}
-        for name in ("stock", "ours"):
-            pool = Pool(slots, name == "ours", seed=0)
-            pool.live(options.requests, options.concurrent)
-            tables[name] = pool.tables(max(options.batches))
-            if name == "stock":
-                tables["fresh"] = fresh(tables[name])
+        pool = Pool(slots, seed=0)
+        pool.live(options.requests, options.concurrent)
+        aged = pool.tables(max(options.batches))
+        tables = {"fresh": fresh(aged), "aged": aged}
         for batch in options.batches:
             layer = Layer(row_bytes, 4096, batch, host, with_peer=False)
             for miss in options.misses:
@@ -163,12 +154,11 @@ def main() -> None:
                 rows.append(line)
             del layer
         print(row_bytes, {name: round(runs_per_100_pages(t), 1) for name, t in tables.items()}, "runs in 100 pages")
-    print("| row | batch | misses | fresh us | stock | ours |\n|---|---|---|---|---|---|")
+    print("| row | batch | misses | fresh us | aged us | ratio |\n|---|---|---|---|---|---|")
     for line in rows:
-        ratio = {name: line[name] / line["fresh"] for name in ("stock", "ours")}
         print(
             f"| {line['row']:.0f} | {line['batch']:.0f} | {line['miss']:.0f} % | {line['fresh']:.1f} | "
-            f"{line['stock']:.1f} ({ratio['stock']:.2f} x) | {line['ours']:.1f} ({ratio['ours']:.2f} x) |"
+            f"{line['aged']:.1f} | {line['aged'] / line['fresh']:.2f} |"
         )
     if options.out:
         options.out.write_text(json.dumps(rows, indent=1))

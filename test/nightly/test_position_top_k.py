@@ -18,7 +18,7 @@ def test_positions_are_those_of_the_largest(lengths: list[int]) -> None:
     from hisparse.plugin.top_k import PositionTopK
 
     top_k, rows, width = 2048, len(lengths), max(lengths) + 3 & ~3
-    logits = torch.randperm(rows * width, device="cuda").view(rows, width).float()
+    logits = torch.randn(rows, width, device="cuda")
     seq_lens = torch.tensor(lengths, dtype=torch.int32, device="cuda")
     pages = torch.randint(0, 1 << 20, (rows, width // 64 + 1), dtype=torch.int32, device="cuda")
     metadata = SimpleNamespace(real_page_table=pages, topk_v2_plan=plan_topk_v2(seq_lens), page_size=64)

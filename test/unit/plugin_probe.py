@@ -138,7 +138,6 @@ def without_the_flag() -> dict[str, bool]:
     plain = SimpleNamespace(enable_hisparse=False)
     runner = SimpleNamespace(server_args=plain, hisparse_coordinator=None)
     scheduler = SimpleNamespace(tp_worker=SimpleNamespace(model_runner=runner))
-    allocator = SimpleNamespace(get_kvcache=lambda: None)
     decode_batch = SimpleNamespace(forward_mode=SimpleNamespace(is_decode=lambda: True))
     batch = SimpleNamespace(token_to_kv_pool_allocator=SimpleNamespace(get_kvcache=object))
     keywords = {"backend_str": "dsa", "model_runner": runner, "init_new_workspace": False}
@@ -148,8 +147,6 @@ def without_the_flag() -> dict[str, bool]:
         "_build_kv_pool": ((SimpleNamespace(server_args=plain), 1), {"x": 2}),
         "_init_coordinator": ((runner,), {}),
         "_build_attention_backend": ((), keywords),
-        "_pages_released": ((allocator, 1), {}),
-        "_order_free_pages": ((allocator, 1), {}),
         "_start_swap_in": ((None, 1, 2, 3, decode_batch, 0), {}),
         "_after_forward": ((runner, SimpleNamespace()), {}),
         "_count_retractions": ((batch, plain), {}),

@@ -122,28 +122,6 @@ def _extend_decode_line(result: list[str], pool_stats: Any) -> list[str]:
     return [*result, *_decode_line] if _decode_line else result
 
 
-def _pages_released(result: Any, allocator: Any, page_ids: Any) -> Any:
-    from hisparse.plugin.slots import pages_released
-
-    if _has_host_pool(allocator):
-        pages_released(allocator)
-        pool = allocator.get_kvcache()
-        if pool.debug:
-            pool.poison_pages(page_ids)
-    return result
-
-
-def _order_free_pages(allocator: Any, *_: Any, **__: Any) -> None:
-    from hisparse.plugin.slots import order_free_pages
-
-    if _has_host_pool(allocator):
-        order_free_pages(allocator)
-
-
-def _has_host_pool(allocator: Any) -> bool:
-    return getattr(allocator.get_kvcache(), "host_pool", None) is not None
-
-
 def _check_when_idle(scheduler: Any) -> None:
     coordinator = active_coordinator(scheduler.tp_worker.model_runner)
     if coordinator is None:
@@ -234,18 +212,6 @@ HOOKS: tuple[HookRow, ...] = (
         "after",
         _extend_decode_line,
         "hit rate, bytes and regions in the decode log line",
-    ),
-    HookRow(
-        "sglang.srt.mem_cache.allocator.paged.PagedTokenToKVPoolAllocator._release_page_ids",
-        "after",
-        _pages_released,
-        "know when the free pages are out of order; fill their host rows with NaN under HISPARSE_DEBUG",
-    ),
-    HookRow(
-        "sglang.srt.mem_cache.allocator.paged.PagedTokenToKVPoolAllocator.alloc_extend",
-        "before",
-        _order_free_pages,
-        "keep a request's pages together: neighbouring host rows are cheaper to read",
     ),
     HookRow(
         "sglang.srt.managers.scheduler.Scheduler.on_idle",
