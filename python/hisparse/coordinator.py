@@ -230,9 +230,12 @@ class HiSparseCoordinator:
         if started is not None:
             assert self._swap_in_stream is not None
             torch.cuda.current_stream(selected.device).wait_stream(self._swap_in_stream)
-        if started is not None and started[0] == layer_id and started[1].shape[0] == selected.shape[0]:
-            row_ids = started[1]
-        else:  # nothing was begun, or for a batch that SGLang padded afterwards: then all of it is there by now
+        if started is not None and started[0] == layer_id:
+            row_ids = self._hot_row_ids[: selected.shape[0]]
+            padding = row_ids[started[1].shape[0] :]  # where SGLang padded the batch after the indexer
+            if len(padding):
+                padding.fill_(-1)
+        else:
             row_ids = self._swap_in(req_pool_indices, seq_lens, selected, layer_id)
         if self.debug:
             self._verify(self._local(layer_id), req_pool_indices, seq_lens, selected, row_ids)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -320,3 +321,23 @@ def test_tensors_of_different_sizes_are_our_mistake(layers: int, regions: int) -
             start_layer=0,
             max_batch=3,
         )
+
+
+def test_a_batch_padded_after_swap_in_began_is_not_swapped_in_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rows that SGLang adds between indexer and attention get -1; the counters count once."""
+    scheduler = FakeScheduler(debug=False)
+    coordinator = scheduler.coordinator
+    scheduler.extend({1: 40, 2: 50})
+    streams = SimpleNamespace(wait_stream=lambda other: None)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: streams)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
+    coordinator._swap_in_stream = streams  # type: ignore[assignment]
+    coordinator.num_real_reqs.fill_(2)
+    regions, lens = torch.tensor([1, 2, 0]), torch.tensor([40, 50, 1])
+    selected = torch.arange(8, dtype=torch.int32).repeat(3, 1)
+    layer = fake_scheduler.LAYERS.start
+    coordinator.start_swap_in(regions[:2], lens[:2], selected[:2], layer)
+    counted = coordinator.statistics()["selected_positions"]
+    row_ids = coordinator.swap_in_selected_pages(regions, lens, selected, layer)
+    assert bool((row_ids[:2] >= 0).all()) and bool((row_ids[2] == -1).all())
+    assert coordinator.statistics()["selected_positions"] == counted == 2 * 8
