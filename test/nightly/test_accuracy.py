@@ -18,7 +18,7 @@ from hisparse.local_server import LocalServer
 
 from .servers import FLAGS, hisparse_flags
 
-MODEL = os.environ.get("HISPARSE_MODEL_PATH")
+MODEL = os.environ.get("HISPARSE_MODEL_PATH") or None
 QUESTIONS = 400
 TOLERANCE = 0.02
 """Two runs of one server differ by this much, as default top-k and batches differ from run to run."""
