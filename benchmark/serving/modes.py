@@ -102,7 +102,7 @@ def _ours(options: argparse.Namespace, selection: Path) -> Mode:
 
 def _kept(options: argparse.Namespace) -> int:
     """Tokens of a request that the pools keep room for; most generate far fewer than `options.new`."""
-    return _ceil(options.prompt + 1536)
+    return _ceil(options.prompt + 2048)
 
 
 def _ceil(tokens: int) -> int:
