@@ -23,9 +23,10 @@ LONGEST_FIRST = (
     ("pair of servers", ("e2e/test_equality.py", "e2e/test_http.py", "e2e/test_disconnects.py")),
     ("mutation", ("mutation/",)),
     ("needle", ("e2e/test_needle.py",)),
-    ("small servers", ("e2e/test_capacity.py",)),
-    ("coordinator fuzz", ("unit/test_coordinator_fuzz.py",)),
+    ("observability", ("e2e/test_observability.py",)),
     ("start-up", ("e2e/test_startup.py",)),
+    ("coordinator fuzz", ("unit/test_coordinator_fuzz.py",)),
+    ("plan", ("e2e/test_plan.py",)),
 )
 """Groups of tests that share servers, for --dist loadgroup; every other file is a group of its own, behind them."""
 

@@ -19,18 +19,20 @@ ROUND = settings(
     deadline=None,
     derandomize=False,
     print_blob=False,
-    phases=(Phase.generate, Phase.shrink),
     suppress_health_check=list(HealthCheck),
 )
 
 
-def fuzz(machine: type[RuleBasedStateMachine], *, seconds: float, examples: int, steps: int) -> int:
+def fuzz(
+    machine: type[RuleBasedStateMachine], *, seconds: float, examples: int, steps: int, shrink: bool = True
+) -> int:
     """Run rounds of `examples` histories of at most `steps` calls until the time is over; how many rounds it took."""
     seconds = float(os.environ.get("HISPARSE_FUZZ_SECONDS", seconds))
     first = int(os.environ.get("HISPARSE_FUZZ_SEED", 0))
     deadline = time.monotonic() + seconds
     for number in itertools.count(first):
-        _round(machine, number, settings(ROUND, max_examples=examples, stateful_step_count=steps))
+        phases = (Phase.generate, Phase.shrink) if shrink else (Phase.generate,)
+        _round(machine, number, settings(ROUND, max_examples=examples, stateful_step_count=steps, phases=phases))
         if time.monotonic() > deadline:
             return number - first + 1
     raise AssertionError("unreachable")

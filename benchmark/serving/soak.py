@@ -26,7 +26,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from http.client import HTTPConnection
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import urlparse
 
 import psutil
@@ -38,13 +38,13 @@ SAMPLE_S = 2.0
 ERROR = re.compile(r"Traceback|\bERROR\b|\bleak|Error:|CRITICAL")
 CPU_SERVER = (
     *("--context-length", "4096"),
-    *("--max-total-tokens", "16384"),
+    *("--max-total-tokens", "8192"),
     *("--max-running-requests", "8"),
     *("--chunked-prefill-size", "512"),
-    *("--schedule-conservativeness", "0.3"),  # so that a full pool retracts now and then
-    *("--enable-hisparse", "--hisparse-config", '{"device_buffer_size": 128}'),
+    *("--schedule-conservativeness", "0.1"),  # so that a full pool retracts now and then
     "--sleep-on-idle",
 )
+HISPARSE = ("--enable-hisparse", "--hisparse-config", '{"device_buffer_size": 128}')
 
 
 @dataclass
@@ -143,31 +143,42 @@ class Client(threading.Thread):
         return [source.randrange(2, self.load.options.vocabulary) for _ in range(count)]
 
 
-def resident_mib(process: psutil.Process) -> float:
-    total = 0
+def resident_mib(process: psutil.Process) -> dict[str, float]:
+    """Resident memory of each of the server's processes, by its title."""
+    resident = {}
     for one in [process, *process.children(recursive=True)]:
         try:
-            total += one.memory_info().rss
+            title = "launcher" if one == process else (one.cmdline() or [one.name()])[0].removeprefix("sglang::")
+            resident[f"{Path(title).name} {one.pid}"] = one.memory_info().rss / 2**20
         except psutil.NoSuchProcess:
             continue
-    return total / 2**20
+    return resident
 
 
-def slope_per_minute(samples: list[tuple[float, float]]) -> float:
+class Sample(NamedTuple):
+    time_s: float
+    resident: dict[str, float]
+
+    @property
+    def total(self) -> float:
+        return sum(self.resident.values())
+
+
+def slope_per_minute(points: list[tuple[float, float]]) -> float:
     """Least squares over (seconds, MiB)."""
-    if len(samples) < 2:
+    if len(points) < 2:
         return 0.0
-    times, values = zip(*samples, strict=True)
+    times, values = zip(*points, strict=True)
     return statistics.linear_regression(times, values).slope * 60
 
 
-def soak(options: argparse.Namespace, process: psutil.Process | None) -> tuple[Load, list[tuple[float, float]]]:
+def soak(options: argparse.Namespace, process: psutil.Process | None) -> tuple[Load, list[Sample]]:
     start = time.monotonic()
     load = Load(options, start + 60 * options.minutes)
     threads = [Client(number, load) for number in range(options.clients)]
     for thread in threads:
         thread.start()
-    samples: list[tuple[float, float]] = []
+    samples: list[Sample] = []
     phases = random.Random(options.seed)
     next_phase = next_line = start
     while time.monotonic() < load.end and (process is None or process.is_running()):
@@ -176,10 +187,10 @@ def soak(options: argparse.Namespace, process: psutil.Process | None) -> tuple[L
             next_phase += options.phase
             load.clients = phases.choice((1, options.clients // 2, options.clients, options.clients))
         if process is not None:
-            samples.append((now - start, resident_mib(process)))
+            samples.append(Sample(now - start, resident_mib(process)))
         if now >= next_line:
             next_line += 30
-            memory = f", {samples[-1][1]:.0f} MiB" if samples else ""
+            memory = f", {samples[-1].total:.0f} MiB" if samples else ""
             print(f"{now - start:6.0f} s: {load.clients} clients{memory}, {dict(load.counts)}", flush=True)
         time.sleep(SAMPLE_S)
     for thread in threads:
@@ -191,6 +202,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=10)
     parser.add_argument("--url", help="a running server; not given: a small one is started on the CPU")
+    parser.add_argument("--without-hisparse", action="store_true", help="start the server on the CPU without it")
     parser.add_argument("--pid", type=int, help="the launcher of the server at --url, for its memory")
     parser.add_argument("--log", type=Path, help="the log of the server at --url")
     parser.add_argument("--clients", type=int, default=12)
@@ -208,12 +220,14 @@ def main() -> int:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="hisparse-soak-")))
             make_checkpoint(folder / "model", style="conditioned", layers=2, index_topk=64)
             options.log = folder / "log"
-            server = stack.enter_context(LocalServer(folder / "model", *CPU_SERVER, log=options.log))
+            flags = CPU_SERVER if options.without_hisparse else (*CPU_SERVER, *HISPARSE)
+            server = stack.enter_context(LocalServer(folder / "model", *flags, log=options.log))
             options.url, options.pid = server.url, server.pid
         process = psutil.Process(options.pid) if options.pid else None
+        started = len(options.log.read_text(errors="replace")) if options.log else 0
         load, samples = soak(options, process)
         alive = process is None or process.is_running()
-        log = options.log.read_text(errors="replace") if options.log else ""
+        log = options.log.read_text(errors="replace")[started:] if options.log else ""
     return report(options, load, samples, alive, log)
 
 
@@ -227,8 +241,11 @@ def report(options: argparse.Namespace, load: Load, samples: list[tuple[float, f
     if waits:
         print(f"time to first token: median {statistics.median(waits):.2f} s, longest {waits[-1]:.2f} s")
     if half:
-        print(f"resident memory: {half[0][1]:.0f} MiB at half time, {half[-1][1]:.0f} MiB at the end, "
+        print(f"resident memory: {half[0].total:.0f} MiB at half time, {half[-1].total:.0f} MiB at the end, "
               f"slope of the second half {growth:+.2f} MiB a minute")  # fmt: skip
+        for name, mib in half[-1].resident.items():
+            points = [(sample.time_s, sample.resident[name]) for sample in half if name in sample.resident]
+            print(f"  {name}: {mib:.0f} MiB, {slope_per_minute(points):+.2f} MiB a minute")
     wrong = [f"failed: {line}" for line in load.failures[:10]] + [f"log: {line}" for line in errors[:10]]
     if not alive:
         wrong.append("the server is gone")

@@ -13,9 +13,10 @@ from hisparse.local_server import LocalServer, ServerDied
     ("flags", "sentence"),
     [
         (("--hisparse-config", '{"device_buffer_size": 100}'), "device_buffer_size=100 must be a multiple of"),
+        (("--hisparse-config", '{"host_memory_gib": 100000}'), "the host pool needs 100000.00 GiB but only "),
         (("--max-running-requests", "60000"), "60000 requests need"),
     ],
-    ids=["server arguments", "scheduler"],
+    ids=["server arguments", "too little memory", "scheduler"],
 )
 def test_one_sentence_and_no_traceback(
     plain_checkpoint: Path, tmp_path: Path, flags: tuple[str, str], sentence: str

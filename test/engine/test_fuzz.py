@@ -111,14 +111,14 @@ class Requests(RuleBasedStateMachine):
             assert self.pair.output(rid).finished, f"{rid} never finished"
 
 
-@pytest.mark.parametrize("flags", ((), ("--disable-radix-cache",)), ids=("radix", "no radix"))
-def test_random_histories(checkpoint: Path, tmp_path: Path, flags: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(("flags", "seconds"), (((), 60), (("--disable-radix-cache",), 30)), ids=("radix", "no radix"))
+def test_random_histories(checkpoint: Path, tmp_path: Path, flags: tuple[str, ...], seconds: float) -> None:
     def start(stack: ExitStack) -> SteppedPair:
         return stack.enter_context(start_stepped_pair(checkpoint, tmp_path, *flags))
 
     assert POOL_TOKENS < 2 * CONTEXT, "two long requests must not fit, so that requests are retracted"
     Requests.pairs = Pairs(start)
     try:
-        fuzz(Requests, seconds=60, examples=5, steps=20)
+        fuzz(Requests, seconds=seconds, examples=5, steps=20)
     finally:
         Requests.pairs.close()

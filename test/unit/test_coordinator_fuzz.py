@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from fake_scheduler import BUFFER, LAYERS, MAX_CONTEXT, PAGE_SIZE, REGIONS, SELECTORS, TOP_K, FakeScheduler
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+import hisparse_kernel
 from hisparse.coordinator import POISON
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-from fuzz import fuzz
+sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "mutation" / "faults")]
+from hisparse_faults import FAULTS  # noqa: E402
+
+from fuzz import fuzz  # noqa: E402
 
 regions = st.integers(1, REGIONS - 1)
 selectors = st.sampled_from(SELECTORS)
@@ -172,10 +176,24 @@ class Coordinator(RuleBasedStateMachine):
         assert statistics["selected_positions"] == self.scheduler.selected_positions
 
 
-def test_random_histories() -> None:
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    try:
-        fuzz(Coordinator, seconds=30, examples=20, steps=20)
-    finally:
-        torch.set_num_threads(threads)
+    yield
+    torch.set_num_threads(threads)
+
+
+def test_random_histories() -> None:
+    fuzz(Coordinator, seconds=30, examples=20, steps=20)
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_random_histories_find_planted_faults(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first few dozen histories do."""
+    target, broken = FAULTS[fault]
+    healthy = getattr(hisparse_kernel, target)
+    monkeypatch.setattr(hisparse_kernel, target, lambda **arguments: broken(healthy, arguments))
+    monkeypatch.delenv("HISPARSE_FUZZ_SECONDS", raising=False)
+    with pytest.raises(AssertionError):
+        fuzz(Coordinator, seconds=0, examples=60, steps=20, shrink=False)
