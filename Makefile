@@ -36,7 +36,7 @@ doctor: $(STAMP)
 TEST_WORKERS ?= 2
 
 test: $(STAMP)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadgroup --no-loadscope-reorder
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_WORKERS)
 
 # An hour of random histories: three fuzz tests of FUZZ_SECONDS each.
 FUZZ_SECONDS ?= 1200

@@ -3,6 +3,7 @@ and how tests are shared out to several workers (`make test`).
 """
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -28,18 +29,29 @@ LONGEST_FIRST = (
     ("coordinator fuzz", ("unit/test_coordinator_fuzz.py",)),
     ("plan", ("e2e/test_plan.py",)),
 )
-"""Groups of tests that share servers, for --dist loadgroup; every other file is a group of its own, behind them."""
+"""Tests that share servers and so belong to one worker; every other file is a group of its own, behind them."""
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the marks
+def place(path: str) -> tuple[int, str]:
+    """Rank and group of a file below `test`."""
+    for number, (group, beginnings) in enumerate(LONGEST_FIRST):
+        if path.startswith(beginnings):
+            return number, group
+    return len(LONGEST_FIRST), path
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    def place(item: pytest.Item) -> tuple[int, str]:
-        path = item.path.relative_to(HERE).as_posix()
-        for number, (group, beginnings) in enumerate(LONGEST_FIRST):
-            if path.startswith(beginnings):
-                return number, group
-        return len(LONGEST_FIRST), path
+    items.sort(key=lambda item: place(item.path.relative_to(HERE).as_posix())[0])  # stable: a file keeps its order
 
-    for item in items:
-        item.add_marker(pytest.mark.xdist_group(place(item)[1]))
-    items.sort(key=lambda item: place(item)[0])  # stable: the order within a file stays
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Hand out whole groups, in the order of collection."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class LoadGroups(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return place(nodeid.split("::")[0].removeprefix("test/"))[1]
+
+    config.option.loadscopereorder = False
+    return LoadGroups(config, log)

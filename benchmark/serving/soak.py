@@ -231,9 +231,9 @@ def main() -> int:
     return report(options, load, samples, alive, log)
 
 
-def report(options: argparse.Namespace, load: Load, samples: list[tuple[float, float]], alive: bool, log: str) -> int:
-    half = [sample for sample in samples if sample[0] >= 30 * options.minutes]
-    growth = slope_per_minute(half)
+def report(options: argparse.Namespace, load: Load, samples: list[Sample], alive: bool, log: str) -> int:
+    half = [sample for sample in samples if sample.time_s >= 30 * options.minutes]
+    growth = slope_per_minute([(sample.time_s, sample.total) for sample in half])
     errors = [line for line in log.splitlines() if ERROR.search(line)]
     waits = sorted(load.first_token_s)
     print(f"{dict(load.counts)} in {options.minutes:g} minutes, {len(load.failures)} failures")
