@@ -192,6 +192,7 @@ class SteppedPair:
             engine.send(requests, steps, until_idle)
         for engine in (self.off, self.on):
             engine.receive()
+        assert self.on.state["hisparse"]["all_free_rows_are_poison"], "a read after the release would not show"
         self._compare()
         self.usable = True
         return self.on.state

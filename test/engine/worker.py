@@ -16,6 +16,8 @@ import sys
 from array import array
 from typing import Any
 
+import torch
+
 SETTLED = 3
 """Idle iterations after which nothing moves any more; SGLang's idle checks have run in them."""
 
@@ -101,10 +103,20 @@ class Gate:
         }
 
     def _hisparse(self) -> dict[str, Any] | None:
+        from hisparse.coordinator import POISON
         from hisparse.plugin.hooks import active_coordinator
 
         coordinator = active_coordinator(self.scheduler.tp_worker.model_runner)
-        return coordinator and {"debug": coordinator.debug, **coordinator.statistics()}
+        if coordinator is None:
+            return None
+        allocator, page_size = self.scheduler.token_to_kv_pool_allocator, self.scheduler.page_size
+        free = torch.cat((allocator.free_pages, allocator.release_pages))
+        rows = coordinator.host_pool.rows[:, (free[:, None] * page_size + torch.arange(page_size)).flatten()]
+        return {
+            "debug": coordinator.debug,
+            "all_free_rows_are_poison": bool((rows == POISON).all()),
+            **coordinator.statistics(),
+        }
 
     def _planted(self, item: dict[str, Any]) -> bool:
         """Damage that a check must find."""

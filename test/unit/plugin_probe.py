@@ -153,6 +153,7 @@ def without_the_flag() -> dict[str, bool]:
         "_report_decode": ((SimpleNamespace(scheduler=scheduler), True), {"running_batch": batch}),
         "_extend_decode_line": ((SimpleNamespace(),), {}),
         "_check_when_idle": ((scheduler,), {}),
+        "_poison_freed_pages": ((SimpleNamespace(get_kvcache=lambda: None), None), {}),
         "_report_state": ((scheduler, 1), {}),
     }
     untouched = {}

@@ -133,6 +133,16 @@ def _check_when_idle(scheduler: Any) -> None:
     guarded(scheduler, lambda metrics: metrics.when_idle())
 
 
+def _poison_freed_pages(result: Any, allocator: Any, page_ids: Any = None) -> Any:
+    """After a release of some pages, or of all."""
+    from hisparse.plugin.kv_pool import HiSparseNSATokenToKVPool
+
+    pool = allocator.get_kvcache()
+    if isinstance(pool, HiSparseNSATokenToKVPool) and pool.debug:
+        pool.poison_pages(allocator.free_pages if page_ids is None else page_ids)
+    return result
+
+
 def _report_state(result: Any, scheduler: Any, *args: Any, **kwargs: Any) -> Any:
     from hisparse.plugin.metrics import guarded
     from hisparse.plugin.runner import report_state
@@ -218,6 +228,18 @@ HOOKS: tuple[HookRow, ...] = (
         "before",
         _check_when_idle,
         "last figures of a burst; check the conservation laws under HISPARSE_DEBUG",
+    ),
+    HookRow(
+        "sglang.srt.mem_cache.allocator.paged.PagedTokenToKVPoolAllocator._release_page_ids",
+        "after",
+        _poison_freed_pages,
+        "freed host rows become NaN under HISPARSE_DEBUG, so that a read after the release shows",
+    ),
+    HookRow(
+        "sglang.srt.mem_cache.allocator.paged.PagedTokenToKVPoolAllocator.clear",
+        "after",
+        _poison_freed_pages,
+        "the same when the cache is flushed",
     ),
     HookRow(
         "sglang.srt.managers.scheduler.Scheduler.get_internal_state",
