@@ -60,7 +60,7 @@ test-gpu-sanitize:
 	for tool in memcheck racecheck; do $(GPU_ENV) PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool $$tool \
 		--error-exitcode 1 --kernel-name kernel_substring=hisparse $(PYTHON) test/kernel/sanitize.py || exit 1; done
 
-# On such a machine with SGLang installed too: real servers, HiSparse on and off. docs/operating.md has the variables.
+# On such a machine with SGLang installed too: real servers, HiSparse on and off. docs/contributing.md has the variables.
 nightly:
 	$(GPU_ENV) $(PYTHON) -m pytest -m "gpu and nightly" test/nightly
 

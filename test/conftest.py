@@ -26,6 +26,7 @@ LONGEST_FIRST = (
     ("needle", ("e2e/test_needle.py",)),
     ("observability", ("e2e/test_observability.py",)),
     ("start-up", ("e2e/test_startup.py",)),
+    ("documentation", ("docs/test_server.py",)),
     ("coordinator fuzz", ("unit/test_coordinator_fuzz.py",)),
     ("plan", ("e2e/test_plan.py",)),
 )

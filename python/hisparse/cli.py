@@ -16,6 +16,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="hisparse",
         description="SGLang with the full KV cache in host memory and a small hot buffer a request on the device.",
+        epilog="docs/README.md lists the pages of the documentation; docs/configuration.md has every key of "
+        "--hisparse-config.",
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     commands.add_parser(

@@ -101,7 +101,7 @@ def test_a_batch_whose_sequences_exceed_the_workspace(pair: SteppedPair) -> None
 
 def test_a_prompt_within_a_page_of_the_pool_blocks_the_queue_as_in_sglang(small: SteppedPair) -> None:
     """SGLang takes it, never admits it, and then believes its empty batch to be full, also when the request is gone.
-    Nothing here depends on HiSparse (docs/operating.md, Limits). The last test of these schedulers: they stay blocked.
+    Nothing here depends on HiSparse (docs/compatibility.md). The last test of these schedulers: they stay blocked.
     """
     small.start_over()
     small.generate(prompt(7, 100), max_new_tokens=5)
