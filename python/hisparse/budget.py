@@ -8,6 +8,9 @@ from hisparse.config import HiSparseError, ResolvedConfig
 
 GIB = 2**30
 
+BATCH_ALIGNMENT = 64
+"""SGLang pads decode batches to multiples of its attention-parallel sizes, which divide this."""
+
 DEFAULT_MAX_REQUESTS = 256
 """Regions when --max-running-requests is not given and the device memory holds that many."""
 
@@ -54,18 +57,23 @@ class MemoryBudget:
         return self.config.workspaces * self.config.workspace_tokens * self.row_bytes
 
     @property
+    def max_batch(self) -> int:
+        """Rows of the largest decode batch, padding included."""
+        return -(-self.regions // BATCH_ALIGNMENT) * BATCH_ALIGNMENT
+
+    @property
     def step_bytes(self) -> int:
-        """The step's row ids (int32 [requests, top_k]), counters (int64 [layers, 3]) and batch size."""
-        return 4 * self.regions * self.config.top_k + 24 * self.layers + 4
+        """The step's row ids (int32 [max_batch, top_k]), counters (int64 [layers, 3]) and batch size."""
+        return 4 * self.max_batch * self.config.top_k + 24 * self.layers + 4
 
     @property
     def trace_bytes(self) -> int:
-        """Selections of a step, int32 [recorded layers, requests, top_k], while a trace is recorded."""
+        """Selections of a step, int32 [recorded layers, max_batch, top_k], while a trace is recorded."""
         trace = self.config.trace
         if trace is None:
             return 0
         layers = self.layers if trace.layers is None else min(self.layers, len(trace.layers))
-        return 4 * layers * self.regions * self.config.top_k
+        return 4 * layers * self.max_batch * self.config.top_k
 
     @property
     def index_keys_bytes(self) -> int:

@@ -39,7 +39,7 @@ class HiSparseCoordinator:
         host_pool, hot_buffer: [layers] of this process each.
         workspace: uint8 [buffers, config.workspace_tokens, row_bytes] on the device, see `Workspace`.
         req_to_token: int32 [regions, max_context], SGLang's table; read, never written.
-        max_batch: the largest decode batch.
+        max_batch: rows of the largest decode batch, SGLang's padding included.
         debug: fill rows that hold nothing with NaN and verify every row that swap-in returns (slow).
 
     Attributes:

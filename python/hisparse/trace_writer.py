@@ -95,6 +95,8 @@ class TraceWriter:
             logger.exception("HiSparse: the trace in %s ends here", self.folder)
         finally:
             self.open = False
+            while not self._waiting.empty():  # pinned memory that nobody would take any more
+                self._waiting.get_nowait()
 
     def _take(self, record: Any) -> None:
         if record.ready is not None:

@@ -22,7 +22,7 @@ def test_positions_are_those_of_the_largest(lengths: list[int]) -> None:
     seq_lens = torch.tensor(lengths, dtype=torch.int32, device="cuda")
     pages = torch.randint(0, 1 << 20, (rows, width // 64 + 1), dtype=torch.int32, device="cuda")
     metadata = SimpleNamespace(real_page_table=pages, topk_v2_plan=plan_topk_v2(seq_lens), page_size=64)
-    positions = PositionTopK(DSATopKBackend.SGL_KERNEL).topk_transform(logits, seq_lens, top_k, metadata)
+    positions = PositionTopK(DSATopKBackend.SGL_KERNEL, fused=True).topk_transform(logits, seq_lens, top_k, metadata)
     for row, length in enumerate(lengths):
         expected = logits[row, :length].topk(min(top_k, length)).indices.sort().values
         found = positions[row].sort().values

@@ -153,7 +153,8 @@ def without_the_flag() -> dict[str, bool]:
         "_report_decode": ((SimpleNamespace(scheduler=scheduler), True), {"running_batch": batch}),
         "_extend_decode_line": ((SimpleNamespace(),), {}),
         "_check_when_idle": ((scheduler,), {}),
-        "_poison_freed_pages": ((SimpleNamespace(get_kvcache=lambda: None), None), {}),
+        "_poison_freed_pages": ((SimpleNamespace(get_kvcache=lambda: None), 1, 2), {}),
+        "_forget_warm_up": ((runner,), {}),
         "_report_state": ((scheduler, 1), {}),
     }
     untouched = {}

@@ -73,7 +73,7 @@ def test_a_trace_is_charged_to_the_device(chosen: tuple[int, ...] | None) -> Non
     with_trace = replace(without, config=replace(CONFIG, trace=TraceConfig("folder", 1.0, chosen, 1)))
     recorder = SelectionRecorder(
         layers=with_trace.config.trace.layers_of(0, LAYERS),  # type: ignore[union-attr]
-        max_batch=without.regions,
+        max_batch=without.max_batch,
         top_k=CONFIG.top_k,
         share=1.0,
         device="cpu",
@@ -119,7 +119,7 @@ def test_every_byte_of_the_budget_is_allocated_and_no_other(
         workspace=torch.zeros((config.workspaces, config.workspace_tokens, row_format.row_bytes), dtype=torch.uint8),
         req_to_token=torch.zeros((regions, 100), dtype=torch.int32),
         start_layer=0,
-        max_batch=regions,
+        max_batch=budget.max_batch,
     )
     assert budget.hot_rows_bytes == hot_buffer.rows.nbytes
     assert budget.residency_bytes == total(tensors_of(hot_buffer)) - hot_buffer.rows.nbytes
@@ -269,3 +269,9 @@ def test_the_table_names_every_part_and_its_total_is_right() -> None:
     parts = sum(size for (where, what), size in gib.items() if where == "device" and what != "total")
     assert gib["device", "total"] == pytest.approx(parts, abs=0.0005 * 6)
     assert "33 regions x (4096 + 64) rows x 61 layers x 656 B" in budget.table()
+
+
+@pytest.mark.parametrize(("regions", "rows"), [(1, 64), (14, 64), (64, 64), (65, 128)])
+def test_the_step_has_room_for_a_padded_batch(regions: int, rows: int) -> None:
+    """SGLang pads to multiples of its attention-parallel sizes: 13 requests a rank run as 16 with four ranks."""
+    assert MemoryBudget(CONFIG, 1, 1152, KEY_BYTES, regions, 64).max_batch == rows

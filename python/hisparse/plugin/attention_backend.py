@@ -32,7 +32,7 @@ class HiSparseAttentionBackend(DeepseekSparseAttnBackend):
     def get_indexer_metadata(self, layer_id: int, forward_batch: Any) -> Any:
         """Positions, never slots: SGLang's fused top-k would look slots up in a page table of the full pool."""
         metadata = super().get_indexer_metadata(layer_id, forward_batch)
-        return dataclasses.replace(metadata, topk_backend=PositionTopK(self.dsa_topk_backend))
+        return dataclasses.replace(metadata, topk_backend=PositionTopK(self.dsa_topk_backend, self.use_fused_topk))
 
     def init_cuda_graph_state(self, max_bs: int, max_num_tokens: int) -> None:
         """Without the page table of single tokens, int32 [max_bs, context], that SGLang refills in every step where

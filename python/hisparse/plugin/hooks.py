@@ -86,6 +86,12 @@ def _start_swap_in(
     return result
 
 
+def _forget_warm_up(result: Any, model_runner: Any, *args: Any, **kwargs: Any) -> None:
+    coordinator = active_coordinator(model_runner)
+    if coordinator is not None:
+        coordinator.counters.zero_()
+
+
 def _after_forward(result: Any, model_runner: Any, forward_batch: Any, *args: Any, **kwargs: Any) -> None:
     if active_coordinator(model_runner) is not None:
         from hisparse.plugin.runner import after_forward
@@ -133,13 +139,14 @@ def _check_when_idle(scheduler: Any) -> None:
     guarded(scheduler, lambda metrics: metrics.when_idle())
 
 
-def _poison_freed_pages(result: Any, allocator: Any, page_ids: Any = None) -> Any:
+def _poison_freed_pages(result: Any, allocator: Any, *page_ids: Any) -> Any:
     """After a release of some pages, or of all."""
     from hisparse.plugin.kv_pool import HiSparseNSATokenToKVPool
 
     pool = allocator.get_kvcache()
     if isinstance(pool, HiSparseNSATokenToKVPool) and pool.debug:
-        pool.poison_pages(allocator.free_pages if page_ids is None else page_ids)
+        for pages in page_ids or (allocator.free_pages,):
+            pool.poison_pages(pages)
     return result
 
 
@@ -198,6 +205,12 @@ HOOKS: tuple[HookRow, ...] = (
         "after",
         _start_swap_in,
         "begin swap-in when the selection is known, beside the query's projections",
+    ),
+    HookRow(
+        "sglang.srt.model_executor.model_runner.ModelRunner.init_cuda_graphs",
+        "after",
+        _forget_warm_up,
+        "the steps that warm graphs up are nobody's selections",
     ),
     HookRow(
         "sglang.srt.model_executor.model_runner.ModelRunner.forward",

@@ -159,7 +159,7 @@ class HiSparseMetrics:
 
     def _report(self) -> list[str]:
         figures = self.figures()
-        self._publish(figures)
+        self._publish(figures, None if self._coordinator.timer is None else self._coordinator.timer.take())
         selected = figures["selected_positions"] - self._logged["selected_positions"]
         missed = figures["missed_positions"] - self._logged["missed_positions"]
         megabytes = (figures["swapped_in_bytes"] - self._logged["swapped_in_bytes"]) / 1e6
@@ -170,8 +170,7 @@ class HiSparseMetrics:
             f"regions: {figures['regions_used']}/{figures['regions']}",
         ]
 
-    def _publish(self, figures: Mapping[str, float]) -> None:
-        seconds = None if self._coordinator.timer is None else self._coordinator.timer.take()
+    def _publish(self, figures: Mapping[str, float], swap_in_s: float | None = None) -> None:
         if not self._registered:
             return
         for name, counter in self._counters.items():
@@ -179,8 +178,8 @@ class HiSparseMetrics:
             self._counted[name] = figures[name]
         for name, gauge in self._gauges.items():
             gauge.set(figures[name])
-        if seconds is not None:
-            self._swap_in.observe(seconds)
+        if swap_in_s is not None:
+            self._swap_in.observe(swap_in_s)
 
 
 def guarded(scheduler: Any, ask: Callable[[HiSparseMetrics], T]) -> T | None:

@@ -66,7 +66,7 @@ def attach_coordinator(model_runner: Any) -> None:
         ),
         req_to_token=requests,
         start_layer=pool.start_layer,
-        max_batch=budget.regions,
+        max_batch=budget.max_batch,
         debug=pool.debug,
     )
     coordinator = model_runner.hisparse_coordinator

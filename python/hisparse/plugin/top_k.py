@@ -7,6 +7,9 @@ from typing import Any
 
 import torch
 
+MAX_TOP_K = 2048
+"""The fused kernel selects at most as many."""
+
 
 @dataclass(frozen=True)
 class PositionTopK:
@@ -18,6 +21,8 @@ class PositionTopK:
     """
 
     backend: Any
+    fused: bool
+    """Whether SGLang would take its fused kernel too, so that both break ties alike."""
 
     def topk_transform(
         self,
@@ -39,7 +44,8 @@ class PositionTopK:
         pages, plan = attn_metadata.real_page_table, attn_metadata.topk_v2_plan
         rows = logits.shape[0]
         decode = row_starts is None and batch_idx_list is None and pages.shape[0] == lengths.shape[0] == rows
-        if not (decode and plan is not None and plan.shape[0] == rows + 1 and self.backend.should_use_topk_v2()):
+        planned = plan is not None and plan.shape[0] == rows + 1
+        if not (self.fused and topk <= MAX_TOP_K and decode and planned and self.backend.should_use_topk_v2()):
             return self.backend.topk_func(logits, lengths, topk, row_starts=row_starts)
         from sglang.kernels.ops.attention.dsv4.topk import topk_transform_512_v2
 

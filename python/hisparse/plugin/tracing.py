@@ -46,7 +46,7 @@ def make_recorder(model_runner: Any, budget: MemoryBudget) -> SelectionRecorder 
     logger.info("HiSparse: recording selections of %d of %d layers in %s", len(layers), budget.layers, folder)
     return SelectionRecorder(
         layers=layers,
-        max_batch=budget.regions,
+        max_batch=budget.max_batch,
         top_k=config.top_k,
         share=trace.requests,
         device=pool.hot_buffer.rows.device,
