@@ -18,7 +18,7 @@ MARKS = {
 }
 """Languages and, behind them, what is done with the block (docs/contributing.md)."""
 
-COMMAND_WORDS = ("hisparse", "python", "python3", "make", "pip", "curl", "git")
+COMMAND_WORDS = ("hisparse", "python", "make", "pip", "curl")
 
 
 class Block(NamedTuple):

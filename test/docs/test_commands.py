@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 import tomllib
@@ -58,6 +60,26 @@ def test_a_command_runs_as_written(
     assert command.words[0] == "hisparse", "only these can run in this process"
     assert main(command.words[1:]) == 0, capsys.readouterr().err
     assert capsys.readouterr().out
+
+
+PLANNED = [
+    (command, following)
+    for command, following in itertools.pairwise(COMMANDS)
+    if command.words[1] == "plan" and serves(following) and following.block.mark == "gpu"
+]
+
+
+@pytest.mark.parametrize(("plan", "server"), PLANNED, ids=lambda command: command.name)
+def test_the_planner_prints_the_documented_command(
+    plan: Command, server: Command, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(plan.words[1:]) == 0
+    (printed,) = re.findall(r"^ +(python -m sglang.launch_server .*)$", capsys.readouterr().out, re.M)
+    assert shlex.split(printed) == server.words
+
+
+def test_both_plans_for_eight_gpus_are_compared() -> None:
+    assert len(PLANNED) >= 2
 
 
 @pytest.mark.parametrize("block", SNIPPETS, ids=lambda block: block.name)

@@ -7,6 +7,7 @@ import re
 
 import pytest
 
+from hisparse.budget import MemoryBudget
 from hisparse.cli import main
 from hisparse.config import DEFAULT_TRACE_MIB, MAX_DEVICE_BUFFER_SIZE, HiSparseConfig
 from hisparse.cpu.environment import LEGAL, REFUSED, VARIABLES
@@ -46,6 +47,13 @@ def test_values_of_the_keys() -> None:
     assert f"{MAX_DEVICE_BUFFER_SIZE // 64 * 64:,}" in rows["device_buffer_size"]
     assert resolved.workspace_tokens == 1024 and "one token more, rounded up to 64" in rows["workspace_tokens"]
     assert f"| {DEFAULT_TRACE_MIB} |" in rows["trace_mib"]
+
+
+def test_the_table_at_start_up_looks_like_that() -> None:
+    config = HiSparseConfig(device_buffer_size=128).resolve(index_topk=64, page_size=64, context_len=8192, workspaces=1)
+    budget = MemoryBudget(config, layers=2, row_bytes=384, index_key_bytes=132, regions=9, slots=16_384)
+    shown = section((ROOT / "docs/operating.md").read_text(), "The table at start-up")
+    assert f"```text\n{budget.table()}\n```" in shown
 
 
 def test_every_variable_is_explained_and_no_other() -> None:
