@@ -27,6 +27,18 @@ def shared_stepped(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -
         yield pair
 
 
+@pytest.fixture(scope="session")
+def shared_without_radix(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SteppedPair]:
+    with start_stepped_pair(checkpoint, tmp_path_factory.mktemp("no_radix"), "--disable-radix-cache") as pair:
+        yield pair
+
+
+@pytest.fixture
+def without_radix(shared_without_radix: SteppedPair) -> SteppedPair:
+    shared_without_radix.start_over()
+    return shared_without_radix
+
+
 @pytest.fixture
 def pair(shared_stepped: SteppedPair) -> SteppedPair:
     """Two schedulers with tiny pools, idle and empty."""

@@ -22,9 +22,7 @@ def small(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         yield pair
 
 
-@pytest.mark.parametrize(
-    "length", (DEVICE_BUFFER_SIZE + PAGE_SIZE + 1, CHUNK, CHUNK + 1, 2 * CHUNK - 1, 4 * CHUNK, LONGEST_PROMPT)
-)
+@pytest.mark.parametrize("length", (DEVICE_BUFFER_SIZE + PAGE_SIZE + 1, CHUNK + 1, 4 * CHUNK, LONGEST_PROMPT))
 def test_prompts_many_times_the_device_budget(pair: SteppedPair, length: int) -> None:
     """FIELD F5, F6: a region has 192 rows; prompt and output fill the context."""
     (output,) = pair.generate(prompt(1, length), max_new_tokens=40)
@@ -71,11 +69,11 @@ def test_a_full_pool_retracts_and_everything_finishes(pair: SteppedPair) -> None
 
 
 def test_one_long_output_outgrows_its_neighbours(pair: SteppedPair) -> None:
-    rids = [pair.submit(prompt(20 + i, 330), 30 + 400 * (i == 0)) for i in range(3)]
-    late = pair.submit(prompt(24, 500), 200)
+    rids = [pair.submit(prompt(20 + i, 330), 30 + 250 * (i == 0)) for i in range(3)]
+    late = pair.submit(prompt(24, 500), 60)
     pair.finish()
-    assert [len(pair.output(rid).output_ids) for rid in rids] == [430, 30, 30]
-    assert len(pair.output(late).output_ids) == 200
+    assert [len(pair.output(rid).output_ids) for rid in rids] == [280, 30, 30]
+    assert len(pair.output(late).output_ids) == 60
 
 
 def test_more_requests_than_regions_wait(pair: SteppedPair) -> None:
@@ -91,7 +89,7 @@ def test_a_batch_whose_sequences_exceed_the_workspace(pair: SteppedPair) -> None
     """They share a long prefix, so that all are admitted into one prefill batch."""
     prefix = prompt(40, 10 * PAGE_SIZE)
     pair.generate(prefix, max_new_tokens=1)
-    rids = [pair.submit(prefix + prompt(41 + i, 30), 80) for i in range(REGIONS)]
+    rids = [pair.submit(prefix + prompt(41 + i, 30), 40) for i in range(REGIONS)]
     assert REGIONS * (len(prefix) + 30) > WORKSPACE
     state = pair.step()
     assert not state["waiting"] and state["free_requests"] == 0, "not one batch"

@@ -52,7 +52,7 @@ def last_chunk(pair: SteppedPair) -> str:
 
 def decoding(pair: SteppedPair) -> str:
     rid = pair.submit(prompt(8, 300), 200)
-    pair.step(100)
+    pair.step(50)
     assert pair.on.state["running"] == [rid]
     return rid
 
@@ -101,12 +101,12 @@ def test_abort_in_every_phase(pair: SteppedPair, phase: Callable[[SteppedPair], 
     """FIELD F25. Somebody else gets its region and its slots in the same iteration, and later its prompt matches."""
     rid = phase(pair)
     pair.abort(rid)
-    heirs = [pair.submit(prompt(50 + i, 100 + 90 * i), 70) for i in range(2)]
+    heirs = [pair.submit(prompt(50 + i, 100 + 90 * i), 30) for i in range(2)]
     pair.finish()
     expected = "length" if phase is finished else "abort"
     assert pair.output(rid).finished == expected
     assert [pair.output(heir).finished for heir in heirs] == ["length"] * 2
-    pair.generate(LONG, prompt(8, 310), max_new_tokens=40)
+    pair.generate(LONG, prompt(8, 310), max_new_tokens=10)
 
 
 def test_all_are_aborted_at_once(pair: SteppedPair) -> None:
@@ -116,11 +116,11 @@ def test_all_are_aborted_at_once(pair: SteppedPair) -> None:
         pair.abort(rid)
     pair.finish()
     assert {pair.output(rid).finished for rid in rids} <= {"abort", "length"}
-    pair.generate(*(prompt(70 + i, 150) for i in range(REGIONS)), max_new_tokens=80)
+    pair.generate(*(prompt(70 + i, 150) for i in range(REGIONS)), max_new_tokens=30)
 
 
-@pytest.mark.parametrize("max_new_tokens", (0, 1, 2))
-@pytest.mark.parametrize("length", (1, 64, LONGEST_PROMPT))
+@pytest.mark.parametrize("max_new_tokens", (0, 1))
+@pytest.mark.parametrize("length", (1, LONGEST_PROMPT))
 def test_hardly_any_output(pair: SteppedPair, length: int, max_new_tokens: int) -> None:
     """Also twice in one batch with a request that goes on, whose region is reset by none of them."""
     longer = pair.submit(prompt(80, 100), 30)
@@ -140,11 +140,10 @@ def test_flush_under_load_is_refused_and_harms_nothing(pair: SteppedPair) -> Non
     assert pair.flush()
 
 
-@pytest.mark.parametrize("planted", ("leak a page", "leak a request"))
-def test_the_leak_check_is_active(checkpoint: Path, tmp_path: Path, planted: str) -> None:
-    """SGLang switches it off for its own HiSparse. One page, or one request, lost on purpose ends the scheduler."""
+def test_the_leak_check_is_active(checkpoint: Path, tmp_path: Path) -> None:
+    """SGLang switches it off for its own HiSparse. One page, lost on purpose, ends the scheduler."""
     with SteppedEngine(checkpoint, *common_flags(), *HISPARSE_FLAGS, log=tmp_path / "log") as engine:
         engine.receive()
-        engine.send([{"kind": planted}], 3, until_idle=False)
-        with pytest.raises(EngineDied, match="leak detected"):
+        engine.send([{"kind": "leak a page"}], 3, until_idle=False)
+        with pytest.raises(EngineDied, match="memory leak detected"):
             engine.receive()

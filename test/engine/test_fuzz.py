@@ -28,25 +28,22 @@ outputs = st.sampled_from((0, 1, 2, 5, 20, PAGE_SIZE - 1, PAGE_SIZE + 1, 150, 22
 
 
 class Pairs:
-    """The pair in use, started anew after a failure killed it."""
+    """The pair in use: the shared one, and after a failure (which ends it) one of our own."""
 
-    def __init__(self, start: Callable[[ExitStack], SteppedPair]) -> None:
-        self._start, self._stack, self._pair = start, ExitStack(), None
+    def __init__(self, shared: SteppedPair, start: Callable[[ExitStack], SteppedPair]) -> None:
+        self._start, self._stack, self._pair = start, ExitStack(), shared
 
     def get(self) -> SteppedPair:
         """Idle, with empty caches."""
-        if self._pair is not None:
-            try:
-                self._pair.start_over()
-                return self._pair
-            except AssertionError:
-                self.close()
-        self._pair = self._start(self._stack)
+        try:
+            self._pair.start_over()
+        except AssertionError:
+            self._stack.close()
+            self._pair = self._start(self._stack)
         return self._pair
 
     def close(self) -> None:
         self._stack.close()
-        self._pair = None
 
 
 class Requests(RuleBasedStateMachine):
@@ -111,13 +108,24 @@ class Requests(RuleBasedStateMachine):
             assert self.pair.output(rid).finished, f"{rid} never finished"
 
 
-@pytest.mark.parametrize(("flags", "seconds"), (((), 60), (("--disable-radix-cache",), 30)), ids=("radix", "no radix"))
-def test_random_histories(checkpoint: Path, tmp_path: Path, flags: tuple[str, ...], seconds: float) -> None:
+@pytest.mark.parametrize(
+    ("fixture", "flags", "seconds"),
+    (("pair", (), 40), ("without_radix", ("--disable-radix-cache",), 20)),
+    ids=("radix", "no radix"),
+)
+def test_random_histories(
+    fixture: str,
+    flags: tuple[str, ...],
+    seconds: float,
+    request: pytest.FixtureRequest,
+    checkpoint: Path,
+    tmp_path: Path,
+) -> None:
     def start(stack: ExitStack) -> SteppedPair:
         return stack.enter_context(start_stepped_pair(checkpoint, tmp_path, *flags))
 
     assert POOL_TOKENS < 2 * CONTEXT, "two long requests must not fit, so that requests are retracted"
-    Requests.pairs = Pairs(start)
+    Requests.pairs = Pairs(request.getfixturevalue(fixture), start)
     try:
         fuzz(Requests, seconds=seconds, examples=5, steps=20)
     finally:

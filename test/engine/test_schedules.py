@@ -16,7 +16,6 @@ from .stepped import CHUNK, REGIONS, SteppedPair, start_stepped_pair
 
 SCHEDULES = {
     "overlap off": ("--disable-overlap-schedule",),
-    "no radix cache": ("--disable-radix-cache",),
     "mixed chunks": ("--enable-mixed-chunk",),
 }
 
@@ -49,8 +48,13 @@ def everything(pair: SteppedPair, radix: bool) -> None:
     assert {pair.output(rid).finished for rid in finished} == {"length"}
 
 
-def test_everything_at_once(scheduled: SteppedPair, request: pytest.FixtureRequest) -> None:
-    everything(scheduled, radix="no_radix_cache" not in request.node.name)
+def test_everything_at_once(scheduled: SteppedPair) -> None:
+    everything(scheduled, radix=True)
+
+
+def test_everything_at_once_without_radix_cache(without_radix: SteppedPair) -> None:
+    assert without_radix.on.state["overlap"]
+    everything(without_radix, radix=False)
 
 
 def test_everything_at_once_with_overlap(pair: SteppedPair) -> None:

@@ -119,14 +119,11 @@ class Gate:
         }
 
     def _planted(self, item: dict[str, Any]) -> bool:
-        """Damage that a check must find."""
-        if item["kind"] == "leak a page":
+        """Damage that SGLang's check must find."""
+        planted = item["kind"] == "leak a page"
+        if planted:
             self.scheduler.token_to_kv_pool_allocator.alloc(self.scheduler.page_size)
-        elif item["kind"] == "leak a request":
-            self.scheduler.req_to_token_pool.free_slots.pop()
-        else:
-            return False
-        return True
+        return planted
 
     @staticmethod
     def _request(item: dict[str, Any]) -> Any:

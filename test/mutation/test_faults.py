@@ -42,11 +42,11 @@ def breakable(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Breakable]:
 
 
 def run(server: LocalServer) -> list[list[int]]:
-    """Two batches after each other in the same regions, long enough to evict generated rows."""
+    """Two batches after each other in the same regions, the first long enough to evict generated rows."""
     tokens = []
-    for batch in ([prompt(1, 30), prompt(2, 700)], [prompt(3, 400), prompt(4, 90)]):
+    for batch, new in (([prompt(1, 30), prompt(2, 700)], 230), ([prompt(3, 400), prompt(4, 90)], 60)):
         server.post("/flush_cache?timeout=30")
-        tokens += [a["output_ids"] for a in server.generate(batch, max_new_tokens=260, ignore_eos=True)]
+        tokens += [a["output_ids"] for a in server.generate(batch, max_new_tokens=new, ignore_eos=True)]
     return tokens
 
 
