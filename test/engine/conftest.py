@@ -17,7 +17,10 @@ from .stepped import SteppedPair, start_stepped_pair
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Random weights whose selection jumps about: most selected rows miss, and one wrong row changes the tokens."""
     directory = tmp_path_factory.mktemp("stepped_model")
-    make_checkpoint(directory, style="plain", layers=2, index_topk=INDEX_TOPK)
+    make_checkpoint(
+        directory, style="plain", layers=2, index_topk=INDEX_TOPK, hidden=128, heads=2, index_heads=2,
+        kv_lora_rank=64, q_lora_rank=64, nope_dim=32, value_dim=32, intermediate=128,
+    )  # fmt: skip
     return directory
 
 
