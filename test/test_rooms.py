@@ -26,6 +26,7 @@ OBSERVERS = {"recorder", "trace_writer", "swap_in_timer"}
 MAY_IMPORT: dict[str, set[str]] = {
     **{leaf: set() for leaf in LEAVES},
     "budget": {"config"},
+    "plotting": {"config"},
     "extend_plan": set(),
     "hisparse_kernel": {"row_format"},
     "memory": SHARED | {"hisparse_kernel"},
@@ -36,8 +37,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "coordinator": SHARED | OBSERVERS | {"hisparse_kernel", "memory", "extend_plan", "workspace"},
     "plugin": SHARED | OBSERVERS | {"hisparse_kernel", "memory", "extend_plan", "coordinator", "cpu"},
     "cpu": {"hook_row", "device"},
-    "planner": {"config", "row_format", "budget", "link"},
-    "simulator": {"config", "row_format", "trace_format", "link"},
+    "planner": {"config", "row_format", "budget", "link", "plotting"},
+    "simulator": {"config", "row_format", "trace_format", "link", "plotting"},
 }
 """The arrows. A room that is not named here may import any of ours (the command line and what it starts)."""
 

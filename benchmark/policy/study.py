@@ -17,8 +17,9 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
+from hisparse.plotting import require_matplotlib
 from hisparse.simulator.patterns import PATTERNS, make_trace
-from hisparse.simulator.plot import plot, require_matplotlib
+from hisparse.simulator.plot import plot
 from hisparse.simulator.replay import MISS
 from hisparse.simulator.simulate import Outcome, gap_closed, regions_of, simulate
 from hisparse.trace_format import Trace, read_trace

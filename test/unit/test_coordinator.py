@@ -29,6 +29,7 @@ import hisparse.coordinator
 from hisparse.coordinator import POISON, SEED_QUERIES, HiSparseCoordinator
 from hisparse.memory import HostPool, HotBuffer
 from hisparse.row_format import Fp8DsMlaRow
+from hisparse.workspace import Workspace
 
 LAYER = LAYERS.start + 1
 
@@ -341,3 +342,49 @@ def test_a_batch_padded_after_swap_in_began_is_not_swapped_in_twice(monkeypatch:
     row_ids = coordinator.swap_in_selected_pages(regions, lens, selected, layer)
     assert bool((row_ids[:2] >= 0).all()) and bool((row_ids[2] == -1).all())
     assert coordinator.statistics()["selected_positions"] == counted == 2 * 8
+
+
+def test_the_next_prefix_is_gathered_ahead_into_the_other_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU; here with streams that do nothing. FakeScheduler compares every row of every layer and group."""
+    scheduler = FakeScheduler(debug=True)
+    for region in range(1, 5):
+        scheduler.extend({region: 90})
+    streams = SimpleNamespace(wait_stream=lambda other: None)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: streams)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
+    coordinator = scheduler.coordinator
+    rows = torch.zeros((2, fake_scheduler.WORKSPACE, coordinator.row_format.row_bytes), dtype=torch.uint8)
+    workspace = coordinator.workspace = Workspace(rows, coordinator.host_pool, POISON)
+    workspace._stream = streams  # type: ignore[assignment]
+    gathered: list[int] = []
+    gather = workspace._gather
+
+    def counting(layer: int, group: Any) -> None:
+        gathered.append(layer)
+        gather(layer, group)
+
+    monkeypatch.setattr(workspace, "_gather", counting)
+    groups = scheduler.extend({1: 20, 2: 7, 3: 1, 4: 30})
+    layers = len(fake_scheduler.LAYERS)
+    assert groups == 2 and gathered == sorted(gathered)
+    assert len(gathered) == groups * layers, "each prefix once"
+    assert bool((rows[0] != 0).any()) and bool((rows[1] != 0).any()), "both buffers were in use"
+
+
+def test_the_indexer_hook_begins_swap_in() -> None:
+    from hisparse.plugin.hooks import _start_swap_in
+
+    begun: list[Any] = []
+    coordinator = object.__new__(HiSparseCoordinator)
+    coordinator.start_swap_in = lambda *given: begun.append(given)  # type: ignore[method-assign]
+    for decode in (True, False):
+        batch = SimpleNamespace(
+            hisparse_coordinator=coordinator,
+            req_pool_indices="regions",
+            seq_lens="lens",
+            forward_mode=SimpleNamespace(is_decode=lambda decode=decode: decode),
+        )
+        assert (
+            _start_swap_in("selected", None, x=1, q_lora=2, positions=3, forward_batch=batch, layer_id=5) == "selected"
+        )
+    assert begun == [("regions", "lens", "selected", 5)]

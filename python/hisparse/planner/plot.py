@@ -6,19 +6,12 @@ from pathlib import Path
 
 from hisparse.config import HiSparseError
 from hisparse.planner.plan import HIT_RATES, Plan, plan_by_context
+from hisparse.plotting import require_matplotlib
 
 
 def plot(plan: Plan, path: Path, link_gb_s: float | None) -> None:
     """Write a picture. Raises `HiSparseError` if matplotlib is missing or the file's kind is unknown to it."""
-    try:
-        import matplotlib
-    except ImportError:
-        raise HiSparseError(
-            "--plot needs matplotlib, which is not installed: pip install 'sglang-hisparse[plot]'."
-        ) from None
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
+    pyplot = require_matplotlib()
     lengths = context_lengths(plan)
     plans = plan_by_context(plan, lengths, link_gb_s)
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 4.2), layout="constrained")

@@ -58,7 +58,7 @@ def _run(options: argparse.Namespace) -> None:
             raise HiSparseError(f"--{name} {value} must be positive and below a million.")
     policies = parse_policies(options.policy)
     if options.plot is not None:
-        from hisparse.simulator.plot import require_matplotlib
+        from hisparse.plotting import require_matplotlib
 
         require_matplotlib()
     everything = []

@@ -7,26 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from hisparse.config import HiSparseError
+from hisparse.plotting import require_matplotlib
 from hisparse.simulator.simulate import Outcome
 
 STYLE: dict[str, dict[str, Any]] = {
     "lru": {"color": "black", "linewidth": 2},
     "belady": {"color": "gray", "linestyle": "--"},
 }
-
-
-def require_matplotlib() -> Any:
-    """`matplotlib.pyplot`, drawing into files. Raises `HiSparseError` if it is missing."""
-    try:
-        import matplotlib
-    except ImportError:
-        raise HiSparseError(
-            "--plot needs matplotlib, which is not installed: pip install 'sglang-hisparse[plot]'."
-        ) from None
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    return pyplot
 
 
 def plot(traces: Sequence[tuple[str, Sequence[Outcome]]], path: Path) -> None:
