@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGES = {"hisparse": ROOT / "python/hisparse", "hisparse_kernel": ROOT / "sgl-kernel/hisparse_kernel"}
 MAX_LINES = 450
 
-LEAVES = {"config", "row_format", "hook_row", "device", "trace_format", "link"}
+LEAVES = {"config", "row_format", "hook_row", "device", "trace_format", "link", "side_stream"}
 """Modules that import nothing of ours, and that anyone may import, like `budget`."""
 
 SHARED = LEAVES | {"budget"}
@@ -30,7 +30,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "extend_plan": set(),
     "hisparse_kernel": {"row_format"},
     "memory": SHARED | {"hisparse_kernel"},
-    "workspace": {"hisparse_kernel", "memory", "extend_plan"},
+    "workspace": {"hisparse_kernel", "memory", "extend_plan", "side_stream"},
     "trace_writer": {"trace_format"},
     "recorder": {"trace_writer"},
     "swap_in_timer": set(),

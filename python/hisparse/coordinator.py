@@ -12,6 +12,7 @@ from hisparse.extend_plan import ExtendGroup, plan_extend
 from hisparse.memory import HostPool, HotBuffer
 from hisparse.recorder import SelectionRecorder
 from hisparse.row_format import RowFormat
+from hisparse.side_stream import SideStream
 from hisparse.swap_in_timer import SwapInTimer
 from hisparse.workspace import Workspace
 
@@ -81,8 +82,8 @@ class HiSparseCoordinator:
         self.timer: SwapInTimer | None = None
         self.recorder: SelectionRecorder | None = None
         self._gathered_tokens = 0
-        self._swap_in_stream = torch.cuda.Stream(device) if hot_buffer.rows.is_cuda else None
-        self._started: tuple[int, torch.Tensor] | None = None  # layer id, row ids
+        self._swap_in_beside, self._backup_beside = SideStream(device), SideStream(device)
+        self._started: tuple[int, int] | None = None  # layer id, batch rows
         self._stored_tokens = 0
         if debug:
             host_pool.rows.fill_(POISON)
@@ -186,21 +187,22 @@ class HiSparseCoordinator:
         req_pool_indices: torch.Tensor,
         seq_lens: torch.Tensor,
     ) -> None:
-        """Write each request's new token through to its tail row and its host slot (I1)."""
+        """Write each request's new token through to its tail row and its host slot (I1), by `join_decode`."""
         layer, hot = self._local(layer_id), self.hot_buffer
-        kernel.store_decode(
-            k_nope=k_nope,
-            k_rope=k_rope,
-            slots=slots,
-            seq_lens=seq_lens,
-            req_pool_indices=req_pool_indices,
-            num_real_reqs=self.num_real_reqs,
-            host_rows=self.host_pool.rows[layer],
-            hot_rows=hot.rows[layer],
-            device_buffer_size=hot.device_buffer_size,
-            page_size=hot.page_size,
-            row_format=self.row_format,
-        )
+        with self._backup_beside.fork():
+            kernel.store_decode(
+                k_nope=k_nope,
+                k_rope=k_rope,
+                slots=slots,
+                seq_lens=seq_lens,
+                req_pool_indices=req_pool_indices,
+                num_real_reqs=self.num_real_reqs,
+                host_rows=self.host_pool.rows[layer],
+                hot_rows=hot.rows[layer],
+                device_buffer_size=hot.device_buffer_size,
+                page_size=hot.page_size,
+                row_format=self.row_format,
+            )
 
     def start_swap_in(
         self, req_pool_indices: torch.Tensor, seq_lens: torch.Tensor, selected: torch.Tensor, layer_id: int
@@ -211,35 +213,40 @@ class HiSparseCoordinator:
         was complete before this step, apart from this step's own token, which needs no copy: its row is in the tail
         ring.
         """
-        if self._swap_in_stream is None:
-            return
-        self._swap_in_stream.wait_stream(torch.cuda.current_stream(selected.device))
-        with torch.cuda.stream(self._swap_in_stream):
-            self._started = layer_id, self._swap_in(req_pool_indices, seq_lens, selected, layer_id)
+        if self._swap_in_beside.is_real:
+            with self._swap_in_beside.fork():
+                self._started = layer_id, self._swap_in(req_pool_indices, seq_lens, selected, layer_id).shape[0]
 
     def swap_in_selected_pages(
         self, req_pool_indices: torch.Tensor, seq_lens: torch.Tensor, selected: torch.Tensor, layer_id: int
     ) -> torch.Tensor:
         """Hot rows of the selected positions, int32 [batch, top_k]; SGLang's decode calls it in place of its
-        page-table transform. The result is valid until the next call.
+        page-table transform. Filled in by `join_decode`, valid until the next call.
 
         Args:
             req_pool_indices, seq_lens: int [batch]. selected: int32 [batch, top_k] positions, -1 = none.
         """
         started, self._started = self._started, None
-        if started is not None:
-            assert self._swap_in_stream is not None
-            torch.cuda.current_stream(selected.device).wait_stream(self._swap_in_stream)
         if started is not None and started[0] == layer_id:
             row_ids = self._hot_row_ids[: selected.shape[0]]
-            padding = row_ids[started[1].shape[0] :]  # where SGLang padded the batch after the indexer
+            padding = row_ids[started[1] :]  # where SGLang padded the batch after the indexer
             if len(padding):
                 padding.fill_(-1)
         else:
+            self._swap_in_beside.join()
             row_ids = self._swap_in(req_pool_indices, seq_lens, selected, layer_id)
         if self.debug:
+            self.join_decode()
             self._verify(self._local(layer_id), req_pool_indices, seq_lens, selected, row_ids)
         return row_ids
+
+    def join_decode(self) -> None:
+        """From here on the current stream sees the rows of `store_decode` and of `swap_in_selected_pages`.
+
+        The last moment is best: on a GPU the query is put together while rows are still on their way.
+        """
+        self._swap_in_beside.join()
+        self._backup_beside.join()
 
     def _swap_in(
         self, req_pool_indices: torch.Tensor, seq_lens: torch.Tensor, selected: torch.Tensor, layer_id: int

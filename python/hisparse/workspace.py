@@ -9,6 +9,7 @@ import torch
 import hisparse_kernel as kernel
 from hisparse.extend_plan import ExtendGroup
 from hisparse.memory import HostPool
+from hisparse.side_stream import SideStream
 
 
 class Workspace:
@@ -30,7 +31,8 @@ class Workspace:
         self._groups: Sequence[ExtendGroup] = ()
         self._turn = 0
         self._ahead: tuple[int, int] | None = None
-        self._stream = torch.cuda.Stream(rows.device) if rows.is_cuda and rows.shape[0] > 1 else None
+        self._beside = SideStream(rows.device)
+        self._gathers_ahead = self._beside.is_real and rows.shape[0] > 1
 
     @property
     def capacity(self) -> int:
@@ -54,26 +56,21 @@ class Workspace:
         if not ready:
             self._gather(layer, group)
         rows = self.rows[self._turn]
-        if self._stream is not None:
+        if self._gathers_ahead:
             self._start(*((layer, index + 1) if index + 1 < len(self._groups) else (layer + 1, 0)))
         return rows
 
     def _start(self, layer: int, index: int) -> None:
         if layer == self._host_pool.rows.shape[0] or not self._groups[index].prefix_slots.numel():
             return
-        assert self._stream is not None
         self._turn = 1 - self._turn
         self._ahead = (layer, index)
-        # What runs by now read the other buffer last.
-        self._stream.wait_stream(torch.cuda.current_stream(self.rows.device))
-        with torch.cuda.stream(self._stream):
+        with self._beside.fork():  # what runs by now read the other buffer last
             self._gather(layer, self._groups[index])
 
     def _join(self) -> None:
-        if self._ahead is not None:
-            assert self._stream is not None
-            torch.cuda.current_stream(self.rows.device).wait_stream(self._stream)
-            self._ahead = None
+        self._beside.join()
+        self._ahead = None
 
     def _gather(self, layer: int, group: ExtendGroup) -> None:
         rows = self.rows[self._turn]

@@ -157,6 +157,9 @@ def without_the_flag() -> dict[str, bool]:
         "_forget_warm_up": ((runner,), {}),
         "_report_state": ((scheduler, 1), {}),
     }
+    from sglang.srt.model_executor import forward_context
+
+    forward_context.set_forward_context(forward_context.ForwardContext(attn_backend=runner))
     untouched = {}
     for row in hooks.HOOKS:
         args, kwargs = arguments[row.function.__name__]
@@ -176,6 +179,30 @@ def without_the_flag() -> dict[str, bool]:
         else:
             untouched[row.target] = row.function(*args, **kwargs) is None
     return untouched
+
+
+def early_swap_in() -> dict[str, Any]:
+    """What the indexer's hook begins, in a decode step and in another one. The batch does not know the coordinator."""
+    from sglang.srt.model_executor import forward_context
+
+    from hisparse.coordinator import HiSparseCoordinator
+
+    begun: list[Any] = []
+    coordinator = object.__new__(HiSparseCoordinator)
+    coordinator.start_swap_in = lambda *given: begun.append(given)  # type: ignore[method-assign]
+    backend = SimpleNamespace(hisparse_coordinator=coordinator)
+    results = []
+    with forward_context.forward_context(forward_context.ForwardContext(attn_backend=backend)):
+        for decode in (True, False):
+            batch = SimpleNamespace(
+                req_pool_indices="regions",
+                seq_lens="lens",
+                forward_mode=SimpleNamespace(is_decode=lambda decode=decode: decode),
+            )
+            results.append(
+                hooks._start_swap_in("selected", None, x=1, q_lora=2, positions=3, forward_batch=batch, layer_id=5)
+            )
+    return {"results": results, "begun": begun}
 
 
 def later_layers() -> dict[str, Any]:
@@ -234,6 +261,7 @@ if __name__ == "__main__":
         "models": models(),
         "registration": registration(),
         "without the flag": without_the_flag(),
+        "early swap-in": early_swap_in(),
         "later layers": later_layers(),
     }
     print("\n" + json.dumps(results))

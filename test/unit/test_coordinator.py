@@ -29,6 +29,7 @@ import hisparse.coordinator
 from hisparse.coordinator import POISON, SEED_QUERIES, HiSparseCoordinator
 from hisparse.memory import HostPool, HotBuffer
 from hisparse.row_format import Fp8DsMlaRow
+from hisparse.side_stream import SideStream
 from hisparse.workspace import Workspace
 
 LAYER = LAYERS.start + 1
@@ -324,15 +325,33 @@ def test_tensors_of_different_sizes_are_our_mistake(layers: int, regions: int) -
         )
 
 
+class FakeStream:
+    """Does nothing, and notes who waits for whom."""
+
+    def __init__(self, waits: list[tuple[Any, Any]], name: str | None = None) -> None:
+        self.waits, self.name = waits, name
+
+    def wait_stream(self, other: FakeStream) -> None:
+        self.waits.append((self.name or self, other.name or other))
+
+
+def fake_streams(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, Any]]:
+    """Let side streams be made without a GPU; the waits so far, each by name, "current", or by the stream."""
+    waits: list[tuple[Any, Any]] = []
+    current = FakeStream(waits, "current")
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device, **options: FakeStream(waits))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: current)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
+    return waits
+
+
 def test_a_batch_padded_after_swap_in_began_is_not_swapped_in_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     """The rows that SGLang adds between indexer and attention get -1; the counters count once."""
     scheduler = FakeScheduler(debug=False)
     coordinator = scheduler.coordinator
     scheduler.extend({1: 40, 2: 50})
-    streams = SimpleNamespace(wait_stream=lambda other: None)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: streams)
-    monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
-    coordinator._swap_in_stream = streams  # type: ignore[assignment]
+    waits = fake_streams(monkeypatch)
+    coordinator._swap_in_beside = SideStream(torch.device("cuda"))
     coordinator.num_real_reqs.fill_(2)
     regions, lens = torch.tensor([1, 2, 0]), torch.tensor([40, 50, 1])
     selected = torch.arange(8, dtype=torch.int32).repeat(3, 1)
@@ -342,6 +361,11 @@ def test_a_batch_padded_after_swap_in_began_is_not_swapped_in_twice(monkeypatch:
     row_ids = coordinator.swap_in_selected_pages(regions, lens, selected, layer)
     assert bool((row_ids[:2] >= 0).all()) and bool((row_ids[2] == -1).all())
     assert coordinator.statistics()["selected_positions"] == counted == 2 * 8
+    side = coordinator._swap_in_beside._stream
+    assert waits == [(side, "current")], "not before somebody needs the rows"
+    coordinator.join_decode()
+    coordinator.join_decode()
+    assert waits == [(side, "current"), ("current", side)]
 
 
 def test_the_next_prefix_is_gathered_ahead_into_the_other_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -349,13 +373,11 @@ def test_the_next_prefix_is_gathered_ahead_into_the_other_buffer(monkeypatch: py
     scheduler = FakeScheduler(debug=True)
     for region in range(1, 5):
         scheduler.extend({region: 90})
-    streams = SimpleNamespace(wait_stream=lambda other: None)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: streams)
-    monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
+    fake_streams(monkeypatch)
     coordinator = scheduler.coordinator
     rows = torch.zeros((2, fake_scheduler.WORKSPACE, coordinator.row_format.row_bytes), dtype=torch.uint8)
     workspace = coordinator.workspace = Workspace(rows, coordinator.host_pool, POISON)
-    workspace._stream = streams  # type: ignore[assignment]
+    workspace._beside, workspace._gathers_ahead = SideStream(torch.device("cuda")), True
     gathered: list[int] = []
     gather = workspace._gather
 
@@ -369,22 +391,3 @@ def test_the_next_prefix_is_gathered_ahead_into_the_other_buffer(monkeypatch: py
     assert groups == 2 and gathered == sorted(gathered)
     assert len(gathered) == groups * layers, "each prefix once"
     assert bool((rows[0] != 0).any()) and bool((rows[1] != 0).any()), "both buffers were in use"
-
-
-def test_the_indexer_hook_begins_swap_in() -> None:
-    from hisparse.plugin.hooks import _start_swap_in
-
-    begun: list[Any] = []
-    coordinator = object.__new__(HiSparseCoordinator)
-    coordinator.start_swap_in = lambda *given: begun.append(given)  # type: ignore[method-assign]
-    for decode in (True, False):
-        batch = SimpleNamespace(
-            hisparse_coordinator=coordinator,
-            req_pool_indices="regions",
-            seq_lens="lens",
-            forward_mode=SimpleNamespace(is_decode=lambda decode=decode: decode),
-        )
-        assert (
-            _start_swap_in("selected", None, x=1, q_lora=2, positions=3, forward_batch=batch, layer_id=5) == "selected"
-        )
-    assert begun == [("regions", "lens", "selected", 5)]

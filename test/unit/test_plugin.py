@@ -354,6 +354,12 @@ def test_hooks_do_nothing_without_the_flag(probe: dict[str, Any]) -> None:
     assert probe["without the flag"] == {row.target: True for row in HOOKS}
 
 
+def test_the_indexer_hook_begins_swap_in(probe: dict[str, Any]) -> None:
+    found = probe["early swap-in"]
+    assert found["begun"] == [["regions", "lens", "selected", 5]], "in decode alone"
+    assert found["results"] == ["selected"] * 2
+
+
 def test_a_process_that_owns_later_layers(probe: dict[str, Any]) -> None:
     """FIELD F9. Layer ids are global outside, local inside: each layer's row is where that layer reads."""
     found = probe["later layers"]

@@ -21,6 +21,10 @@ class HiSparseAttentionBackend(DeepseekSparseAttnBackend):
 
     def init_forward_metadata(self, forward_batch: Any) -> None:
         super().init_forward_metadata(forward_batch)
+        if forward_batch.forward_mode.is_decode():
+            # SGLang has counted the rows that it pads a batch with for data-parallel attention.
+            real = getattr(forward_batch, "_original_batch_size", None)
+            self.hisparse_coordinator.num_real_reqs.fill_(forward_batch.batch_size if real is None else real)
         if forward_batch.forward_mode.is_extend():
             self._groups = self.hisparse_coordinator.begin_extend(
                 req_pool_indices=forward_batch.req_pool_indices,
@@ -72,6 +76,14 @@ class HiSparseAttentionBackend(DeepseekSparseAttnBackend):
         )
         self._check_output(out)
         return out
+
+    def _forward_flashmla_sparse(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        self.hisparse_coordinator.join_decode()
+        return super()._forward_flashmla_sparse(*args, **kwargs)
+
+    def _forward_flashmla_kv(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        self.hisparse_coordinator.join_decode()
+        return super()._forward_flashmla_kv(*args, **kwargs)
 
     def forward_extend(
         self,

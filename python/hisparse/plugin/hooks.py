@@ -77,12 +77,13 @@ def _start_swap_in(
     *_: Any,
     **__: Any,
 ) -> Any:
-    from hisparse.coordinator import HiSparseCoordinator
+    if result is not None and forward_batch.forward_mode.is_decode():
+        from sglang.srt.model_executor.forward_context import get_attn_backend
 
-    coordinator = getattr(forward_batch, "hisparse_coordinator", None)
-    decode = result is not None and forward_batch.forward_mode.is_decode()
-    if decode and isinstance(coordinator, HiSparseCoordinator):
-        coordinator.start_swap_in(forward_batch.req_pool_indices, forward_batch.seq_lens, result, layer_id)
+        # Not from `forward_batch`: eager decode works on a copy without the coordinator.
+        coordinator = active_coordinator(get_attn_backend())
+        if coordinator is not None:
+            coordinator.start_swap_in(forward_batch.req_pool_indices, forward_batch.seq_lens, result, layer_id)
     return result
 
 
@@ -161,11 +162,11 @@ def _report_state(result: Any, scheduler: Any, *args: Any, **kwargs: Any) -> Any
     return result
 
 
-def active_coordinator(model_runner: Any) -> Any:
-    """Our coordinator of a model runner, or None."""
+def active_coordinator(owner: Any) -> Any:
+    """Our coordinator of a model runner or an attention back end, or None."""
     from hisparse.coordinator import HiSparseCoordinator
 
-    coordinator = getattr(model_runner, "hisparse_coordinator", None)
+    coordinator = getattr(owner, "hisparse_coordinator", None)
     return coordinator if isinstance(coordinator, HiSparseCoordinator) else None
 
 
