@@ -41,18 +41,15 @@ class LaunchShape(NamedTuple):
     gate_width: int
     """CTAs of the device that may copy at a time; 0: all."""
 
-    copy_threads: int
-    """Threads of a CTA that copy."""
-
 
 def launch_shape(batch: int) -> LaunchShape:
     if batch <= 8:
-        return LaunchShape(1024, 8, 0, 1024)
+        return LaunchShape(1024, 8, 0)
     if batch <= 16:
-        return LaunchShape(1024, 4, 0, 1024)
+        return LaunchShape(1024, 4, 16)
     if batch <= 64:
-        return LaunchShape(1024, 2, 16, 1024)
-    return LaunchShape(1024 if batch <= 132 else 512, 1, 8, 1024 if batch <= 132 else 512)
+        return LaunchShape(1024, 2, 16)
+    return LaunchShape(1024 if batch <= 132 else 512, 1, 8)
 
 
 def swap_in(

@@ -128,6 +128,9 @@ __device__ __forceinline__ uint32_t sum_through_lane(uint32_t value) {
 
 // ---- launch ----------------------------------------------------------------------------------------------
 
+// Nothing that earlier kernels of the stream wrote may be read before this, where Launch::early is set.
+__device__ __forceinline__ void wait_for_previous_kernel() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+
 inline void check(cudaError_t status, const char* what) {
   if (status != cudaSuccess) TVM_FFI_THROW(RuntimeError) << what << ": " << cudaGetErrorString(status);
 }
@@ -156,6 +159,7 @@ struct Launch {
   int64_t stream;
   size_t shared_bytes = 0;
   int cluster = 1;  // CTAs along grid.x that form a cluster
+  bool early = false;  // may begin before the kernel before it has ended: the kernel calls wait_for_previous_kernel
 };
 
 // Attributes are a property of the kernel on a device: set once, never in a captured launch's way.
@@ -180,12 +184,19 @@ void launch(void (*kernel)(Params), const Launch& to, const Params& params, cons
   config.blockDim = dim3(to.threads);
   config.dynamicSmemBytes = to.shared_bytes;
   config.stream = reinterpret_cast<cudaStream_t>(to.stream);
-  cudaLaunchAttribute cluster{};
-  cluster.id = cudaLaunchAttributeClusterDimension;
-  cluster.val.clusterDim.x = to.cluster;
-  cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
-  config.attrs = &cluster;
-  config.numAttrs = to.cluster > 1 ? 1 : 0;
+  cudaLaunchAttribute attributes[2]{};
+  config.attrs = attributes;
+  if (to.cluster > 1) {
+    cudaLaunchAttribute& cluster = attributes[config.numAttrs++];
+    cluster.id = cudaLaunchAttributeClusterDimension;
+    cluster.val.clusterDim.x = to.cluster;
+    cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
+  }
+  if (to.early) {
+    cudaLaunchAttribute& early = attributes[config.numAttrs++];
+    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    early.val.programmaticStreamSerializationAllowed = 1;
+  }
   check(cudaLaunchKernelEx(&config, kernel, params), what);
 }
 

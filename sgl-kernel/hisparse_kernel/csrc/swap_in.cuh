@@ -208,10 +208,9 @@ class SwapIn {
 
   template <class Row, int kInFlight>
   __device__ __forceinline__ void copy_missing_rows() {
-    if (threadIdx.x >= p.copy_threads) return;
     const int from = num_misses * blockIdx.x / gridDim.x, to = num_misses * (blockIdx.x + 1) / gridDim.x;
     uint4* const hot_region = p.hot.at(static_cast<int64_t>(region) * (num_lru_rows() + p.page_size));
-    copy_rows<Row, kInFlight>(threadIdx.x, p.copy_threads, to - from, p.row_chunks, [&](unsigned i) {
+    copy_rows<Row, kInFlight>(threadIdx.x, Shape::kThreads, to - from, p.row_chunks, [&](unsigned i) {
       const int from_slot = s.slot[from + i];
       return Move{from_slot < 0 ? nullptr : p.host.at(from_slot), hot_region + s.victim[from + i] * p.hot.stride};
     });

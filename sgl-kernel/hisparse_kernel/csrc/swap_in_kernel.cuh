@@ -22,6 +22,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kCtasPerSm)
   static_assert(sizeof(SwapInShared<Shape>) <= kMaxSharedBytes);
   extern __shared__ uint4 shared[];
   SwapIn<Shape> step(params, *reinterpret_cast<SwapInShared<Shape>*>(shared));
+  wait_for_previous_kernel();
   step.load_selection();
   step.load_request();
   step.clear_table();  // while the loads are under way

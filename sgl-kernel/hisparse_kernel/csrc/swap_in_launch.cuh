@@ -53,7 +53,7 @@ inline void swap_in(TensorView selected, TensorView seq_lens, TensorView req_poo
              TensorView req_to_token, TensorView host_rows, TensorView hot_rows, TensorView owners,
              TensorView lru_order, TensorView tail_start, int64_t page_size, TensorView out, TensorView counters,
              int64_t threads, int64_t cluster, int64_t gate_width,
-             int64_t copy_threads, int64_t stream) {
+             int64_t stream) {
   SwapInParams params;
   params.selected = static_cast<const int32_t*>(selected.data_ptr());
   params.selected_stride = static_cast<int>(selected.stride(0));
@@ -71,7 +71,6 @@ inline void swap_in(TensorView selected, TensorView seq_lens, TensorView req_poo
   params.out_stride = static_cast<int>(out.stride(0));
   params.counters = static_cast<unsigned long long*>(counters.data_ptr());
   params.gate_width = static_cast<int>(gate_width);
-  params.copy_threads = static_cast<int>(copy_threads);
   params.num_regions = static_cast<int>(owners.size(0));
   params.max_context = static_cast<int>(req_to_token.size(1));
   params.top_k = static_cast<int>(selected.size(1));
@@ -84,6 +83,7 @@ inline void swap_in(TensorView selected, TensorView seq_lens, TensorView req_poo
   to.device = selected.device().device_id;
   to.stream = stream;
   to.cluster = static_cast<int>(cluster);
+  to.early = true;  // on the SMs before kernels beside it that wait for the same selection
   if (threads == 512) {
     launch_with_threads<512>(params, to);
   } else {

@@ -25,8 +25,7 @@ struct SwapInParams {
   int out_stride;
   unsigned long long* counters;  // [3]
   int num_regions, max_context, top_k, num_lru_rows, page_size, row_chunks;
-  int gate_width;    // CTAs of the device that may copy at a time; 0: all
-  int copy_threads;  // of a CTA
+  int gate_width;  // CTAs of the device that may copy at a time; 0: all
 };
 
 // What a kernel is compiled for: threads of a CTA, entries and rows a thread may own, the table. kExact: top_k and
