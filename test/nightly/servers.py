@@ -42,6 +42,10 @@ def hisparse_flags(**config: Any) -> tuple[str, ...]:
     return ("--enable-hisparse", "--hisparse-config", json.dumps({"device_buffer_size": BUFFER, **config}))
 
 
+Pair = dict[str, LocalServer]
+"""A server `on` and one `off`."""
+
+
 def prompt(seed: int, length: int, vocabulary: int = 32_000) -> list[int]:
     """Token ids without meaning, the same for the same arguments."""
     source = random.Random(seed)
@@ -70,6 +74,22 @@ def ask(server: LocalServer, prompts: list[list[int]], new_tokens: int) -> list[
         )
         for answer in server.post("/generate", body, timeout_s=1200)
     ]
+
+
+def flush(pair: Pair) -> None:
+    for server in pair.values():
+        assert "flushed" in str(server.post("/flush_cache?timeout=60")).lower()
+
+
+def assert_same(pair: Pair, prompts: list[list[int]], new_tokens: int) -> None:
+    flush(pair)
+    on, off = (ask(pair[name], prompts, new_tokens) for name in ("on", "off"))
+    for index, (ours, plain) in enumerate(zip(on, off, strict=True)):
+        pairs = zip(ours.tokens, plain.tokens, strict=True)
+        same = next((i for i, (a, b) in enumerate(pairs) if a != b), len(plain.tokens))
+        assert ours.tokens == plain.tokens, f"prompt {index}: on and off part after {same} of {len(plain.tokens)}"
+        assert ours.logprobs == plain.logprobs, f"prompt {index}: same tokens, other log probabilities"
+        assert ours.cached == plain.cached
 
 
 @contextmanager

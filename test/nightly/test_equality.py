@@ -17,7 +17,10 @@ from .servers import (
     PAGE,
     REPEATABLE,
     REPEATABLE_ENVIRONMENT,
+    Pair,
     ask,
+    assert_same,
+    flush,
     hisparse_flags,
     prompt,
     row_flags,
@@ -25,8 +28,6 @@ from .servers import (
 )
 
 pytestmark = [pytest.mark.gpu, pytest.mark.nightly]
-
-Pair = dict[str, LocalServer]
 
 WORKSPACE: dict[str, dict[str, int]] = {"bfloat16": {}, "fp8_e4m3": {"workspace_tokens": 65_536}}
 """A batch larger than the workspace goes through it in groups. flashmla_sparse computes each query for itself, so that
@@ -58,22 +59,6 @@ def pair(request: pytest.FixtureRequest, checkpoint: Path, tmp_path_factory: pyt
     }
     with start_together(servers):
         yield servers
-
-
-def flush(pair: Pair) -> None:
-    for server in pair.values():
-        assert "flushed" in str(server.post("/flush_cache?timeout=60")).lower()
-
-
-def assert_same(pair: Pair, prompts: list[list[int]], new_tokens: int) -> None:
-    flush(pair)
-    on, off = (ask(pair[name], prompts, new_tokens) for name in ("on", "off"))
-    for index, (ours, plain) in enumerate(zip(on, off, strict=True)):
-        pairs = zip(ours.tokens, plain.tokens, strict=True)
-        same = next((i for i, (a, b) in enumerate(pairs) if a != b), len(plain.tokens))
-        assert ours.tokens == plain.tokens, f"prompt {index}: on and off part after {same} of {len(plain.tokens)}"
-        assert ours.logprobs == plain.logprobs, f"prompt {index}: same tokens, other log probabilities"
-        assert ours.cached == plain.cached
 
 
 def test_without_hisparse_a_server_repeats_itself(pair: Pair) -> None:
