@@ -54,7 +54,8 @@ def test_prefixes_gathered_ahead_are_the_host_rows(buffers: int) -> None:
 
 
 @pytest.mark.parametrize("graph", (False, True))
-def test_swap_in_begun_early_returns_the_same_rows(graph: bool) -> None:
+def test_rows_are_there_once_they_are_joined(graph: bool) -> None:
+    """Swap-in begun before it is asked for, and the new token's row stored beside it."""
     pool, batch = filled_pool(), 4
     table = torch.randperm(REGIONS * CONTEXT).view(REGIONS, CONTEXT).int().cuda()
     hot = HotBuffer.allocate(
@@ -72,17 +73,32 @@ def test_swap_in_begun_early_returns_the_same_rows(graph: bool) -> None:
     )
     coordinator.num_real_reqs.fill_(batch - 1)
     regions = torch.tensor([3, 1, 5, 0], device="cuda")
-    # Far enough on that no selected position lies in the tail ring, whose rows nobody stores here.
+    # Far enough on that no selected position lies in the tail ring, which holds one row each here.
     seq_lens = torch.tensor([900, 801, 1000, 1], device="cuda")
     hot.tail_start[regions[:3]] = 1000
     selected = torch.zeros((LAYERS, batch, TOP_K), dtype=torch.int32, device="cuda")
     found = torch.zeros((LAYERS, batch - 1, TOP_K, ROW), dtype=torch.uint8, device="cuda")
+    new_slots = table[regions, seq_lens - 1].long()
+    new_rows = regions * (BUFFER + PAGE) + BUFFER + (seq_lens - 1) % PAGE
+    k_nope = torch.zeros((LAYERS, batch, 1, 512), dtype=torch.bfloat16, device="cuda")
+    k_rope = torch.zeros((LAYERS, batch, 1, 64), dtype=torch.bfloat16, device="cuda")
+    stored = torch.zeros((LAYERS, batch, ROW), dtype=torch.uint8, device="cuda")
 
     def step() -> None:
         for layer in range(LAYERS):
             coordinator.start_swap_in(regions, seq_lens, selected[layer], layer)
             torch.cuda._sleep(SLOW_CYCLES // 100)
+            coordinator.store_decode(
+                layer,
+                k_nope=k_nope[layer],
+                k_rope=k_rope[layer],
+                slots=new_slots,
+                req_pool_indices=regions,
+                seq_lens=seq_lens,
+            )
             row_ids = coordinator.swap_in_selected_pages(regions, seq_lens, selected[layer], layer)
+            coordinator.join_decode()
+            stored[layer] = hot.rows[layer][new_rows]
             found[layer] = hot.rows[layer][row_ids[: batch - 1].long().clamp(min=0)]
 
     for row in range(LAYERS * batch):
@@ -97,9 +113,14 @@ def test_swap_in_begun_early_returns_the_same_rows(graph: bool) -> None:
     for _ in range(20):
         for row in range(LAYERS * batch):
             selected.view(-1, TOP_K)[row] = torch.randperm(700)[:TOP_K]
+        k_nope.normal_()
+        k_rope.normal_()
         run()
         torch.cuda.synchronize()
         for layer in range(LAYERS):
+            new = Bf16Row().pack(k_nope[layer, :, 0], k_rope[layer, :, 0])[: batch - 1]
+            assert torch.equal(stored[layer, : batch - 1], new), "tail rows"
+            assert torch.equal(pool.rows[layer][new_slots.cpu()][: batch - 1], new.cpu()), "host rows"
             for b in range(batch - 1):
                 slots = table[regions[b]][selected[layer, b].long()].long().cpu()
                 assert torch.equal(found[layer, b].cpu(), pool.rows[layer][slots])

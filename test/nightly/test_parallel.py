@@ -56,7 +56,7 @@ def placement(plugins: str) -> tuple[tuple[str, ...], dict[str, str]]:
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     folder = tmp_path_factory.mktemp("parallel")
     model = make_checkpoint(
-        folder / "model", style="conditioned", layers=3, hidden=1024, heads=128, index_topk=INDEX_TOPK,
+        folder / "model", style="conditioned", layers=3, hidden=1024, heads=64, index_topk=INDEX_TOPK,
         index_heads=64, kv_lora_rank=512, q_lora_rank=512, nope_dim=128, value_dim=128, intermediate=1024,
         vocab=32_000,
     )  # fmt: skip
