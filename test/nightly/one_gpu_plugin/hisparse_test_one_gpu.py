@@ -7,21 +7,16 @@ start the server with --disable-cuda-graph, and with the variables in `ENVIRONME
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 ENVIRONMENT = {
-    "SGLANG_ONE_VISIBLE_DEVICE_PER_PROCESS": "1",  # every rank's device is number 0
     "SGLANG_NCCL_SO_PATH": "/nonexistent",  # SGLang's own NCCL communicator goes out of the way
     "SGLANG_ENABLE_TP_MEMORY_INBALANCE_CHECK": "0",  # ranks take from the same memory
 }
 
 
-@contextmanager
-def same_device(gpu_id: int) -> Iterator[int]:
-    """Stands where SGLang would make device `gpu_id` the only visible one."""
-    yield 0
+def on_device_0(original: Any, scheduler: Any, server_args: Any, port_args: Any, gpu_id: int, *more: Any) -> None:
+    original(scheduler, server_args, port_args, 0, *more)
 
 
 def gloo(*, device: str, server_args: Any) -> str:
@@ -33,6 +28,5 @@ def register() -> None:
         return
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-    for module in ("entrypoints.engine", "managers.data_parallel_controller"):
-        HookRegistry.register(f"sglang.srt.{module}.maybe_reindex_device_id", same_device, HookType.REPLACE)
+    HookRegistry.register("sglang.srt.managers.scheduler.Scheduler.__init__", on_device_0, HookType.AROUND)
     HookRegistry.register("sglang.srt.distributed.bootstrap._resolve_backend", gloo, HookType.REPLACE)
