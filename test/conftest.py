@@ -22,6 +22,7 @@ HERE = Path(__file__).parent
 LONGEST_FIRST = (
     ("engine", ("engine/",)),
     ("pair of servers", ("e2e/test_equality.py", "e2e/test_http.py", "e2e/test_disconnects.py")),
+    ("parallel", ("e2e/test_parallel.py",)),
     ("mutation", ("mutation/",)),
     ("needle", ("e2e/test_needle.py",)),
     ("observability", ("e2e/test_observability.py",)),

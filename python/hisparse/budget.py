@@ -88,8 +88,8 @@ class MemoryBudget:
         regions = self.hot_rows_bytes + self.residency_bytes
         return regions + self.workspace_bytes + self.step_bytes + self.trace_bytes + self.index_keys_bytes
 
-    def table(self) -> str:
-        """One line a part, for the log."""
+    def table(self, processes: int = 1) -> str:
+        """One line a part, for the log. `processes`: of this host, each with pools of this size."""
         config = self.config
         tokens = self.slots + config.page_size
         lines = [
@@ -107,6 +107,9 @@ class MemoryBudget:
         ]  # fmt: skip
         if self.trace_bytes:
             lines.insert(4, ("device", "trace", self.trace_bytes, "selections of a step in the recorded layers"))
+        if processes > 1:
+            lines.append(("host", "host total", processes * self.host_pool_bytes,
+                          f"{processes} processes on this host, each with a host pool of its own"))  # fmt: skip
         head = f"HiSparse: {self.regions - 1} requests at once, {self.slots} tokens"
         rows = (f"  {where:<7}{what:<18}{nbytes / GIB:>10.3f} GiB  {how}" for where, what, nbytes, how in lines)
         return "\n".join([head, *(row.rstrip() for row in rows)])

@@ -41,6 +41,11 @@ def test_an_alias_counts():
         ["--nsa-prefill-backend", "tilelang"],
         ["--dtype", "float32"],
         ["--page-size", "1"],
+        ["--tp-size", "3"],
+        ["--tp=0"],
+        ["--tensor-parallel-size", "8"],
+        ["--dp-size", "3"],
+        ["--data-parallel-size=two"],
         ["--device", "cpu", "--device", "cuda"],
     ],
 )
@@ -61,6 +66,24 @@ def test_a_flag_that_cannot_work_is_refused(given):
         ValueError, match=f"^{given[0].partition('=')[0]} does not work without a GPU: .*; leave it out$"
     ):
         cpu_server_args(given)
+
+
+@pytest.mark.parametrize("name", ["--tp-size", "--tp", "--tensor-parallel-size"])
+@pytest.mark.parametrize(("tp", "dp"), [("1", "1"), ("2", "2"), ("4", "1"), ("4", "2"), ("4", "4")])
+def test_ranks_and_attention_groups(name, tp, dp):
+    for groups in ("--dp-size", "--dp", "--data-parallel-size"):
+        cpu_server_args([name, tp, groups, dp, "--enable-dp-attention"])
+
+
+@pytest.mark.parametrize(
+    ("given", "legal"), [("--dp-size 2", "1"), ("--tp-size 2 --dp-size 4", "1, 2"), ("--tp=1 --dp=4", "1")]
+)
+def test_attention_groups_that_do_not_divide_the_ranks(given, legal):
+    cpu_server_args(given.split())  # replicas of the whole model
+    with pytest.raises(ValueError) as error:
+        cpu_server_args([*given.split(), "--enable-dp-attention"])
+    message = str(error.value)
+    assert message.startswith("--dp-size ") and "--tp-size" in message and message.endswith(f"; legal: {legal}")
 
 
 def test_legal_values_pass():

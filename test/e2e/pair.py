@@ -7,7 +7,8 @@ import json
 import random
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -56,8 +57,11 @@ class Pair:
             assert counts[0] == counts[1], f"prompt {index}: cached tokens on/off {counts}"
         return on
 
+    def __iter__(self) -> Iterator[LocalServer]:
+        return iter((self.on, self.off))
+
     def flush(self) -> None:
-        for server in (self.on, self.off):
+        for server in self:
             assert "flushed" in str(server.post("/flush_cache?timeout=30")).lower()
 
     def check(self) -> None:
@@ -101,14 +105,19 @@ def assert_same_tokens(ours: list[int], plain: list[int], what: str) -> None:
 
 @contextmanager
 def start_pair(checkpoint: Path, logs: Path, *flags: str, on_flags: tuple[str, ...] = HISPARSE_FLAGS) -> Iterator[Pair]:
-    """Start both servers; stop them in the end, after a last check that both are healthy."""
-    with ExitStack() as stack:
-        on, off = (
-            stack.enter_context(
-                LocalServer(checkpoint, *FLAGS, *extra, *flags, log=logs / f"{name}.log", environment=DEBUG)
-            )
-            for name, extra in (("on", on_flags), ("off", ()))
-        )
+    """Start both servers at once; stop them in the end, after a last check that both are healthy."""
+    on, off = (
+        LocalServer(checkpoint, *FLAGS, *extra, *flags, log=logs / f"{name}.log", environment=DEBUG)
+        for name, extra in (("on", on_flags), ("off", ()))
+    )
+    try:
+        on.start()
+        off.start()
+        on.wait()
+        off.wait()
         pair = Pair(on, off)
         yield pair
         pair.check()
+    finally:
+        with ThreadPoolExecutor(2) as both:  # each spends seconds on its last words
+            list(both.map(LocalServer.stop, (on, off)))

@@ -73,6 +73,9 @@ OUR_FIELDS = (
     "dsa_decode_backend",
     "disable_prefill_cuda_graph",
     "tp_size",
+    "pp_size",
+    "dp_size",
+    "enable_dp_attention",
     "nnodes",
 )
 
@@ -85,8 +88,9 @@ def models() -> dict[str, str]:
             hf_config=SimpleNamespace(architectures=[architecture], **hf_config), context_len=163_840
         )
         server_args = SimpleNamespace(
-            get_model_config=lambda: model, tp_size=1, nnodes=1, max_total_tokens=None, device="cuda"
-        )
+            get_model_config=lambda: model, tp_size=1, dp_size=1, pp_size=1, nnodes=1, enable_dp_attention=False,
+            max_total_tokens=None, device="cuda",
+        )  # fmt: skip
         return outcome(ours.check_against_model, server_args, HiSparseConfig.from_json(given))
 
     return {
@@ -95,6 +99,65 @@ def models() -> dict[str, str]:
         "DeepSeek-V3.2": check("DeepseekV32ForCausalLM", index_topk=2048),
         "buffer": check("DeepseekV32ForCausalLM", '{"device_buffer_size": 100}', index_topk=2048),
         "memory": check("DeepseekV32ForCausalLM", '{"host_memory_gib": 100000000}', index_topk=2048),
+    }
+
+
+def sizing() -> dict[str, Any]:
+    """`HiSparsePoolConfigurator` of one rank: 2 layers, rows of 384 B, a free memory of twice 1,088 tokens' rows."""
+    import torch
+
+    from hisparse.plugin import sizing as module
+
+    row_bytes, layers, page = 384, 2, 64
+    free = 2 * (1024 + page) * layers * row_bytes
+    module.row_bytes, module.index_key_bytes = lambda owner: row_bytes, lambda model_config: 132
+    module.free_memory_bytes = lambda: free
+
+    def sized(
+        *, tp: int = 1, groups: int = 1, requests: int | None = 4, others: float = 1.0, config: str = "{}",
+        max_total_tokens: int | None = None,
+    ) -> Any:  # fmt: skip
+        overrides: dict[str, int] = {}
+        seen: dict[str, int] = {}
+        schedule = SimpleNamespace(max_running_requests=requests, max_total_tokens=max_total_tokens)
+        module.get_schedule = lambda: schedule
+        module.get_context = lambda: SimpleNamespace(override=lambda _, **given: overrides.update(given))
+        module.get_world_group = lambda: SimpleNamespace(world_size=2 if others != 1 else 1, cpu_group=None)
+        torch.distributed.all_reduce = lambda mine, op, group: mine.clamp_(max=int(others * free))
+        real = module.plan_budget
+
+        def plan_budget(*args: Any, **kwargs: Any) -> Any:
+            budget = real(*args, **kwargs)
+            seen["requests"] = budget.regions - 1
+            return budget
+
+        module.plan_budget = plan_budget
+        arguments = SimpleNamespace(
+            tp_size=tp, pp_size=1, dp_size=groups, enable_dp_attention=groups > 1, nnodes=1,
+            hisparse_active=HiSparseConfig.from_json(config).resolve(index_topk=64, page_size=page, context_len=200),
+        )  # fmt: skip
+        owner = SimpleNamespace(
+            server_args=arguments, layer_info=SimpleNamespace(num_effective_layers=layers), model_config=None,
+            ps=SimpleNamespace(attn_dp_size=groups),
+        )  # fmt: skip
+        try:
+            found = module.HiSparsePoolConfigurator(owner).calculate_pool_sizes(2**28, page)
+        except HiSparseError as error:
+            return f"HiSparseError: {error}"
+        finally:
+            module.plan_budget = real
+        override = overrides.get("max_running_requests")
+        return {"tokens": found.max_total_num_tokens, "override": override, **seen}
+
+    gib = json.dumps({"host_memory_gib": 1.5 * free / 2 / 2**30})
+    return {
+        "one process": sized(),
+        "another rank saw half": sized(others=0.5),
+        "two ranks": sized(tp=2),
+        "two groups": sized(tp=2, groups=2),
+        "two groups, no limit": sized(tp=2, groups=2, requests=None),
+        "host_memory_gib of two ranks": sized(tp=2, config=gib),
+        "the same under --max-total-tokens": sized(tp=2, config=gib, max_total_tokens=128),
     }
 
 
@@ -259,6 +322,7 @@ if __name__ == "__main__":
         "parameters": parameters(),
         "server arguments": server_arguments(),
         "models": models(),
+        "sizing": sizing(),
         "registration": registration(),
         "without the flag": without_the_flag(),
         "early swap-in": early_swap_in(),

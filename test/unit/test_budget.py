@@ -275,3 +275,11 @@ def test_the_table_names_every_part_and_its_total_is_right() -> None:
 def test_the_step_has_room_for_a_padded_batch(regions: int, rows: int) -> None:
     """SGLang pads to multiples of its attention-parallel sizes: 13 requests a rank run as 16 with four ranks."""
     assert MemoryBudget(CONFIG, 1, 1152, KEY_BYTES, regions, 64).max_batch == rows
+
+
+def test_several_processes_of_a_host_are_added_up_in_the_table() -> None:
+    budget = planned()
+    assert "host total" not in budget.table()
+    *_, last = budget.table(4).splitlines()
+    assert last.split()[:4] == ["host", "host", "total", f"{4 * budget.host_pool_bytes / GIB:.3f}"]
+    assert last.endswith("4 processes on this host, each with a host pool of its own")

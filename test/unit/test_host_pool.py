@@ -53,6 +53,19 @@ def test_the_reserve_is_kept_to_the_byte() -> None:
         require_free_memory(usable + 1)
 
 
+@pytest.mark.usefixtures("one_gib_free")
+def test_pools_of_several_processes_are_added_up() -> None:
+    require_free_memory(GIB // 5, processes=4)
+    with pytest.raises(HiSparseError, match=r"needs 1.00 GiB \(4 processes with 0.25 GiB each\) but only 0.95 GiB"):
+        require_free_memory(GIB // 4, processes=4)
+
+
+def test_free_memory_that_was_measured_before_counts() -> None:
+    require_free_memory(94, free=100)
+    with pytest.raises(HiSparseError):
+        require_free_memory(96, free=100)
+
+
 def fake_root(path: Path, *, limit: str, current: int, inactive: int) -> Path:
     (path / "memory.max").write_text(f"{limit}\n")
     (path / "memory.current").write_text(f"{current}\n")

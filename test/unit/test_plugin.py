@@ -47,6 +47,8 @@ DEFAULTS: dict[str, Any] = {
     "dsa_decode_backend": None,
     "disable_prefill_cuda_graph": False,
     "tp_size": 1,
+    "dp_size": 1,
+    "enable_dp_attention": False,
     "nnodes": 1,
 }
 RESOLVED = ResolvedConfig(2048, 4096, 64, 163_904, None, None)
@@ -110,10 +112,42 @@ def test_request_limit() -> None:
     assert "--max-running-requests 0 " in refused(max_running_requests=0)
 
 
+def test_request_limit_of_attention_groups() -> None:
+    server_args.refuse_unsupported(arguments(max_running_requests=4, dp_size=4, enable_dp_attention=True))
+    server_args.refuse_unsupported(arguments(max_running_requests=3, dp_size=4))  # replicas have three each
+    message = refused(max_running_requests=3, dp_size=4, enable_dp_attention=True)
+    assert message.startswith("--max-running-requests 3 does not fit --enable-hisparse with --dp-size 4: ")
+    assert "at least 4" in message
+
+
 def test_chunk_size() -> None:
     for size in (-1, 64, 8192):
         server_args.refuse_unsupported(arguments(chunked_prefill_size=size))
     assert "--chunked-prefill-size 63 " in refused(chunked_prefill_size=63)
+
+
+def test_chunk_size_of_attention_groups() -> None:
+    """SGLang divides it by their number."""
+    server_args.refuse_unsupported(arguments(chunked_prefill_size=256, dp_size=4, enable_dp_attention=True))
+    server_args.refuse_unsupported(arguments(chunked_prefill_size=64, dp_size=4))
+    message = refused(chunked_prefill_size=320, dp_size=4, enable_dp_attention=True)
+    assert message.startswith("--chunked-prefill-size 320 does not fit") and "a multiple of 256" in message
+
+
+@pytest.mark.parametrize(
+    ("sizes", "processes"),
+    [
+        ({}, 1),
+        ({"tp_size": 8}, 8),
+        ({"tp_size": 16, "nnodes": 2}, 8),
+        ({"tp_size": 8, "dp_size": 8, "enable_dp_attention": True}, 8),
+        ({"tp_size": 16, "dp_size": 4, "enable_dp_attention": True, "nnodes": 2}, 8),
+        ({"tp_size": 2, "dp_size": 4}, 8),
+    ],
+    ids=str,
+)
+def test_processes_that_share_the_memory_of_a_host(sizes: dict[str, Any], processes: int) -> None:
+    assert server_args.processes_per_host(arguments(**sizes)) == processes
 
 
 def test_feature_named_by_an_older_option(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -278,6 +312,19 @@ def probe() -> dict[str, Any]:
     assert done.returncode == 0, done.stderr[-3000:]
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
+
+
+def test_ranks_agree_on_the_size_of_their_pools(probe: dict[str, Any]) -> None:
+    """Free memory is the least that any of them saw; groups divide requests, processes divide the memory."""
+    found = probe["sizing"]
+    assert found["one process"] == {"tokens": 1024, "requests": 4, "override": None}
+    assert found["another rank saw half"] == {"tokens": 448, "requests": 4, "override": None}
+    assert found["two ranks"] == {"tokens": 448, "requests": 4, "override": None}
+    assert found["two groups"] == {"tokens": 448, "requests": 2, "override": None}
+    assert found["two groups, no limit"]["override"] == 2 * found["two groups, no limit"]["requests"]
+    assert found["host_memory_gib of two ranks"].startswith("HiSparseError: the host pool needs ")
+    assert "(2 processes with " in found["host_memory_gib of two ranks"]
+    assert found["the same under --max-total-tokens"]["tokens"] >= 128
 
 
 def test_every_hook_target_exists(probe: dict[str, Any]) -> None:

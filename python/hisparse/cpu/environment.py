@@ -80,11 +80,14 @@ REFUSED = (
 )
 """Flags that cannot work, with the reason."""
 
+TP_SIZE = ("--tp-size", "--tensor-parallel-size", "--tp")
+PARALLEL_SIZES = "1 2 4"
+DP_SIZE = ("--dp-size", "--data-parallel-size", "--dp")
+
 LEGAL = (
     Setting("--dtype", "auto bfloat16", "rows and weights are bfloat16"),
     Setting("--page-size", "64", "the indexer's key buffer has pages of 64 tokens"),
-    *(Setting(name, "1", "one process serves") for name in ("--tp-size", "--tensor-parallel-size", "--tp")),
-    *(Setting(name, "1", "one process serves") for name in ("--dp-size", "--data-parallel-size", "--dp")),
+    *(Setting(name, PARALLEL_SIZES, "the sizes that are tested") for name in (*TP_SIZE, *DP_SIZE)),
 )
 """Flags that are not added but must have one of these values (separated by spaces) if given."""
 
@@ -135,6 +138,7 @@ def _added(given: list[str]) -> list[Flag]:
             raise ValueError(f"{name} does not work without a GPU: {why}; leave it out")
     for name, legal, why in LEGAL:
         _check(values, name, tuple(legal.split()), why)
+    _check_groups(values)
     added = []
     for flag in FLAGS:
         names = (flag.name, *flag.aliases)
@@ -148,6 +152,19 @@ def _added(given: list[str]) -> list[Flag]:
 def _check(values: dict[str, str], name: str, legal: tuple[str, ...], why: str) -> None:
     if legal and name in values and values[name] not in legal:
         raise ValueError(f"{name} {values[name]} does not work without a GPU ({why}); legal: {', '.join(legal)}")
+
+
+def _check_groups(values: dict[str, str]) -> None:
+    """Data-parallel attention shares the ranks of tensor parallelism out to its groups."""
+    if "--enable-dp-attention" not in values:
+        return
+    tp, dp = (next((values[name] for name in names if name in values), "1") for names in (TP_SIZE, DP_SIZE))
+    legal = [size for size in PARALLEL_SIZES.split() if int(tp) % int(size) == 0]
+    if dp not in legal:
+        raise ValueError(
+            f"--dp-size {dp} does not work with --enable-dp-attention and --tp-size {tp} (each attention group has the "
+            f"same number of ranks); legal: {', '.join(legal)}"
+        )
 
 
 def _parse(arguments: list[str]) -> dict[str, str]:

@@ -8,6 +8,7 @@ from hisparse.cpu import (
     indexer,
     page_table,
     quantize,
+    ranks,
     rotary,
     row_store,
     sparse_attention,
@@ -17,6 +18,7 @@ from hisparse.hook_row import HookRow
 
 _DSA = "sglang.srt.layers.attention.dsa."
 _DSA_OPS = "sglang.kernels.ops.attention.dsa."
+_GROUP = "sglang.srt.distributed.parallel_state.GroupCoordinator."
 _ALLOCATOR = "sglang.srt.mem_cache.allocator.paged.PagedTokenToKVPoolAllocator."
 
 
@@ -107,5 +109,35 @@ CPU_HOOKS: tuple[HookRow, ...] = (
         "replace",
         _no_triton,
         "answers yes for the dsa back end; the callers have torch versions",
+    ),
+    HookRow(
+        "sglang.srt.utils.numa_utils.init_threads_binding",
+        "around",
+        ranks.init_threads_binding,
+        "without SGLANG_CPU_OMP_THREADS_BIND it stops unless every rank has a NUMA node of its own",
+    ),
+    HookRow(
+        "sglang.srt.model_executor.forward_batch_info.ForwardBatch.prepare_mlp_sync_batch",
+        "around",
+        ranks.prepare_mlp_sync_batch,
+        "with data-parallel attention it asks for pinned memory, which needs a driver",
+    ),
+    HookRow(
+        "sglang.kernels.ops.memory.memcpy_triton.memcpy_triton",
+        "replace",
+        ranks.copy_rows,
+        "Triton kernel",
+    ),
+    HookRow(
+        _GROUP + "all_gather_into_tensor",
+        "replace",
+        ranks.all_gather_into_tensor,
+        "goes through an operator that is registered for accelerators alone",
+    ),
+    HookRow(
+        _GROUP + "reduce_scatter_tensor",
+        "replace",
+        ranks.reduce_scatter_tensor,
+        "goes through an operator that is registered for accelerators alone",
     ),
 )

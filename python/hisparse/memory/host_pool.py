@@ -67,15 +67,20 @@ def free_memory_bytes() -> int:
     return free if limit is None else min(free, limit)
 
 
-def require_free_memory(nbytes: int) -> None:
-    """Raise `HiSparseError` with the sum if a pool of `nbytes` does not fit the free host memory."""
-    free = free_memory_bytes()
+def require_free_memory(nbytes: int, *, processes: int = 1, free: int | None = None) -> None:
+    """Raise `HiSparseError` with the sum if pools of `nbytes`, one of each of `processes`, do not fit the host memory.
+
+    Args:
+        free: free host memory before any of them was made, in bytes; None = look now.
+    """
+    free = free_memory_bytes() if free is None else free
     usable = math.floor(free * (1 - FREE_MEMORY_RESERVE))
-    if nbytes > usable:
+    if nbytes * processes > usable:
+        each = "" if processes == 1 else f" ({processes} processes with {nbytes / GIB:.2f} GiB each)"
         raise HiSparseError(
-            f"the host pool needs {nbytes / GIB:.2f} GiB but only {usable / GIB:.2f} GiB of host memory can be used "
-            f"({free / GIB:.2f} GiB free, {FREE_MEMORY_RESERVE:.0%} kept back); lower --hisparse-config "
-            f"host_memory_gib or --max-total-tokens."
+            f"the host pool needs {nbytes * processes / GIB:.2f} GiB{each} but only {usable / GIB:.2f} GiB of host "
+            f"memory can be used ({free / GIB:.2f} GiB free, {FREE_MEMORY_RESERVE:.0%} kept back); lower "
+            f"--hisparse-config host_memory_gib or --max-total-tokens."
         )
 
 

@@ -14,7 +14,7 @@ from hisparse.budget import MemoryBudget
 from hisparse.coordinator import HiSparseCoordinator
 from hisparse.memory import HotBuffer
 from hisparse.plugin.gate import stopping_the_server
-from hisparse.plugin.server_args import active_config
+from hisparse.plugin.server_args import active_config, processes_per_host
 from hisparse.plugin.sizing import index_key_bytes
 from hisparse.plugin.tracing import make_recorder
 from hisparse.swap_in_timer import working_timer
@@ -75,7 +75,7 @@ def attach_coordinator(model_runner: Any) -> None:
     with stopping_the_server():
         coordinator.recorder = make_recorder(model_runner, budget)
     model_runner.hisparse_budget = budget
-    logger.info(budget.table())
+    logger.info(budget.table(processes_per_host(model_runner.server_args)))
 
 
 def after_forward(model_runner: Any, forward_batch: Any) -> None:
@@ -106,6 +106,7 @@ def report_state(model_runner: Any) -> dict[str, Any]:
         "workspace_bytes": budget.workspace_bytes,
         "index_keys_bytes": budget.index_keys_bytes,
         "host_pool_bytes": budget.host_pool_bytes,
+        "processes_per_host": processes_per_host(model_runner.server_args),
         "trace_folder": None if coordinator.recorder is None else str(coordinator.recorder.writer.folder),
         **coordinator.statistics(),
     }

@@ -77,10 +77,17 @@ def refuse_unsupported(server_args: Any) -> None:
     requests = server_args.max_running_requests
     if requests is not None and requests < 1:
         raise HiSparseError(f"--max-running-requests {requests} does not fit --enable-hisparse: it must be at least 1.")
-    chunk = server_args.chunked_prefill_size
-    if chunk is not None and chunk > 0 and chunk % PAGE_SIZE:
+    groups = server_args.dp_size if server_args.enable_dp_attention else 1
+    if requests is not None and requests < groups:
         raise HiSparseError(
-            f"--chunked-prefill-size {chunk} does not fit --enable-hisparse: it must be a multiple of {PAGE_SIZE}."
+            f"--max-running-requests {requests} does not fit --enable-hisparse with --dp-size {groups}: it must be at "
+            f"least {groups}, since SGLang divides it by the attention groups."
+        )
+    chunk = server_args.chunked_prefill_size
+    if chunk is not None and chunk > 0 and chunk % (PAGE_SIZE * groups):
+        raise HiSparseError(
+            f"--chunked-prefill-size {chunk} does not fit --enable-hisparse: it must be a multiple of "
+            f"{PAGE_SIZE * groups}" + (f", {PAGE_SIZE} for each of {groups} attention groups." if groups > 1 else ".")
         )
     page_size = server_args.page_size
     if page_size not in (None, PAGE_SIZE):
@@ -146,5 +153,12 @@ def check_against_model(server_args: Any, config: HiSparseConfig) -> ResolvedCon
     )
     if resolved.host_memory_bytes is not None and server_args.max_total_tokens is None:
         # With --max-total-tokens the pool may be smaller; it is checked when its size is known.
-        require_free_memory(resolved.host_memory_bytes * server_args.tp_size // server_args.nnodes)
+        require_free_memory(resolved.host_memory_bytes, processes=processes_per_host(server_args))
     return resolved
+
+
+def processes_per_host(server_args: Any) -> int:
+    """Schedulers of the server on each host; each has a model runner and a host pool of its own. Data parallelism
+    without data-parallel attention runs the whole model `dp_size` times."""
+    replicas = 1 if server_args.enable_dp_attention else server_args.dp_size
+    return max(1, server_args.tp_size * server_args.pp_size * replicas // server_args.nnodes)

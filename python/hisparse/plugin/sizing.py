@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
+import torch
 from sglang.srt.configs.model_config import get_dsa_index_head_dim
+from sglang.srt.distributed.parallel_state import get_world_group
 from sglang.srt.mem_cache.kv_cache_configurator import calculate_mla_kv_cache_dim
 from sglang.srt.mem_cache.memory_pool import DSATokenToKVPool
 from sglang.srt.model_executor.pool_configurator import MemoryPoolConfig, MemoryPoolConfigurator
@@ -12,9 +15,9 @@ from sglang.srt.runtime_context import get_context, get_schedule
 
 from hisparse.budget import plan_budget
 from hisparse.config import HiSparseError
-from hisparse.memory import free_memory_bytes
+from hisparse.memory import free_memory_bytes, require_free_memory
 from hisparse.plugin.gate import stopping_the_server
-from hisparse.plugin.server_args import active_config
+from hisparse.plugin.server_args import active_config, processes_per_host
 
 
 class HiSparsePoolConfigurator(MemoryPoolConfigurator):
@@ -28,6 +31,8 @@ class HiSparsePoolConfigurator(MemoryPoolConfigurator):
         config = active_config(owner.server_args)
         assert config is not None and page_size == config.page_size, (config, page_size)
         requests = get_schedule().max_running_requests
+        free = least_of_all_ranks(free_memory_bytes())
+        processes = processes_per_host(owner.server_args)
         with stopping_the_server():
             budget = plan_budget(
                 config,
@@ -35,8 +40,16 @@ class HiSparsePoolConfigurator(MemoryPoolConfigurator):
                 row_bytes=row_bytes(owner),
                 index_key_bytes=index_key_bytes(owner.model_config),
                 device_bytes=available_bytes,
-                free_host_bytes=free_memory_bytes() * owner.server_args.nnodes // owner.server_args.tp_size,
+                free_host_bytes=free // processes,
                 max_requests=None if requests is None else max(1, requests // owner.ps.attn_dp_size),
+            )
+            limit = get_schedule().max_total_tokens
+            slots = budget.slots if limit is None else min(budget.slots, limit)
+            # Only the ranks that measured together: another replica of the model may have taken its memory already.
+            require_free_memory(
+                replace(budget, slots=slots).host_pool_bytes,
+                processes=min(processes, owner.server_args.tp_size),
+                free=free,
             )
         if requests is None:
             # SGLang's default of 2,048 and more would be as many regions.
@@ -54,6 +67,17 @@ class HiSparsePoolConfigurator(MemoryPoolConfigurator):
                     f"{page_size}, one page."
                 )
         return MemoryPoolConfig(max_total_num_tokens=slots)
+
+
+def least_of_all_ranks(nbytes: int) -> int:
+    """The smallest of what the ranks of this server measured. Ranks that share requests must agree on the size of their
+    pools, or they admit and retract differently; free memory changes while the others start."""
+    world = get_world_group()
+    if world.world_size == 1:
+        return nbytes
+    least = torch.tensor(nbytes, dtype=torch.int64)
+    torch.distributed.all_reduce(least, op=torch.distributed.ReduceOp.MIN, group=world.cpu_group)
+    return int(least)
 
 
 def row_bytes(owner: Any) -> int:
