@@ -11,7 +11,12 @@ from hisparse.cpu.hooks import CPU_HOOKS
 def test_rows():
     assert len({row.target for row in CPU_HOOKS}) == len(CPU_HOOKS)
     for row in CPU_HOOKS:
-        assert row.target.startswith("sglang.") and row.kind in ("replace", "around") and callable(row.function) and row.why
+        assert (
+            row.target.startswith("sglang.")
+            and row.kind in ("replace", "around")
+            and callable(row.function)
+            and row.why
+        )
 
 
 def test_importing_the_table_imports_no_sglang():
