@@ -141,6 +141,11 @@ class LocalServer:
         """The `hisparse` entry of /server_info, None where HiSparse is off."""
         return self.get("/server_info")["internal_states"][0].get("hisparse")
 
+    def hisparse_states(self) -> list[dict[str, Any]]:
+        """Likewise for each data-parallel rank, in their order; SGLang's is that in which they answer."""
+        states = [inside["hisparse"] for inside in self.get("/server_info")["internal_states"]]
+        return sorted(states, key=lambda state: state["dp_rank"])
+
     def running_requests(self) -> int:
         """Requests that run or wait; the scheduler publishes the number every few steps, and when it becomes idle."""
         return sum(load["num_running_reqs"] + load["num_waiting_reqs"] for load in self.get("/v1/loads")["loads"])

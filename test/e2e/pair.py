@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from hisparse.local_server import LocalServer
+from hisparse.trace_format import Trace, read_trace
 
 INDEX_TOPK = 64
 DEVICE_BUFFER_SIZE = 128
@@ -29,6 +30,8 @@ FLAGS = (
     "--sleep-on-idle",
 )
 HISPARSE_FLAGS = ("--enable-hisparse", "--hisparse-config", f'{{"device_buffer_size": {DEVICE_BUFFER_SIZE}}}')
+SERVE = ("-m", "hisparse.cli", "serve")
+FORKED = (str(Path(__file__).with_name("forked_server.py")),)
 
 # Poisons rows that hold nothing, verifies every swapped-in row, checks the conservation laws when idle.
 DEBUG = {"HISPARSE_DEBUG": "1", "OMP_NUM_THREADS": "1"}
@@ -98,16 +101,34 @@ def wait_until_idle(server: LocalServer, timeout_s: float = 120) -> None:
     assert server.alive, server.log_tail(80)
 
 
+def when_written(folder: Path, selected_positions: int) -> Trace:
+    """The trace, once it holds all that the server counted; the writer waits a little for more."""
+    deadline = time.monotonic() + 30
+    while True:
+        if any(folder.glob("*.npz")):
+            trace = read_trace(folder)
+            if ((trace.selected >= 0) & (trace.selected < trace.seq_len[:, None])).sum() >= selected_positions:
+                return trace
+        assert time.monotonic() < deadline
+        time.sleep(0.5)
+
+
 def assert_same_tokens(ours: list[int], plain: list[int], what: str) -> None:
     same = next((i for i, (a, b) in enumerate(zip(ours, plain, strict=False)) if a != b), min(len(ours), len(plain)))
     assert ours == plain, f"{what}: on and off part after {same} of {len(plain)} tokens"
 
 
 @contextmanager
-def start_pair(checkpoint: Path, logs: Path, *flags: str, on_flags: tuple[str, ...] = HISPARSE_FLAGS) -> Iterator[Pair]:
+def start_pair(
+    checkpoint: Path,
+    logs: Path,
+    *flags: str,
+    on_flags: tuple[str, ...] = HISPARSE_FLAGS,
+    launcher: tuple[str, ...] = SERVE,
+) -> Iterator[Pair]:
     """Start both servers at once; stop them in the end, after a last check that both are healthy."""
     on, off = (
-        LocalServer(checkpoint, *FLAGS, *extra, *flags, log=logs / f"{name}.log", environment=DEBUG)
+        LocalServer(checkpoint, *FLAGS, *extra, *flags, log=logs / f"{name}.log", environment=DEBUG, launcher=launcher)
         for name, extra in (("on", on_flags), ("off", ()))
     )
     try:

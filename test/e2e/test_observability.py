@@ -17,9 +17,9 @@ from prometheus_client.parser import text_string_to_metric_families
 import hisparse_kernel.reference as reference
 from hisparse.local_server import LocalServer
 from hisparse.simulator.simulate import regions_of, simulate
-from hisparse.trace_format import Trace, read_trace
+from hisparse.trace_format import Trace
 
-from .pair import DEVICE_BUFFER_SIZE, FLAGS, INDEX_TOPK, PAGE_SIZE, prompt
+from .pair import DEVICE_BUFFER_SIZE, FLAGS, INDEX_TOPK, PAGE_SIZE, prompt, when_written
 
 LAYERS = 2
 REGIONS = 8
@@ -184,18 +184,6 @@ def test_a_replayed_trace_gives_the_servers_counters(observed: Observed) -> None
     assert replayed(trace) == counted
     simulated = simulate(trace, regions_of(trace), buffer=DEVICE_BUFFER_SIZE, policy="lru")
     assert simulated.counts.sum(0).tolist() == counted, "hisparse simulate says what the server did"
-
-
-def when_written(folder: Path, selected_positions: int) -> Trace:
-    """The trace, once it holds all that the server counted; the writer waits a little for more."""
-    deadline = time.monotonic() + 30
-    while True:
-        if any(folder.glob("*.npz")):
-            trace = read_trace(folder)
-            if ((trace.selected >= 0) & (trace.selected < trace.seq_len[:, None])).sum() >= selected_positions:
-                return trace
-        assert time.monotonic() < deadline
-        time.sleep(0.5)
 
 
 def replayed(trace: Trace) -> list[int]:

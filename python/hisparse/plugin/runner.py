@@ -16,7 +16,7 @@ from hisparse.memory import HotBuffer
 from hisparse.plugin.gate import stopping_the_server
 from hisparse.plugin.server_args import active_config, processes_per_host
 from hisparse.plugin.sizing import index_key_bytes
-from hisparse.plugin.tracing import make_recorder
+from hisparse.plugin.tracing import data_parallel_rank, make_recorder
 from hisparse.swap_in_timer import working_timer
 
 logger = logging.getLogger(__name__)
@@ -99,6 +99,7 @@ def report_state(model_runner: Any) -> dict[str, Any]:
     config.pop("trace")
     return {
         "config": config,
+        "dp_rank": data_parallel_rank(model_runner),
         "regions": budget.regions - 1,
         "host_pool_tokens": budget.slots,
         "device_bytes": budget.device_bytes,

@@ -15,6 +15,12 @@ from hisparse.trace_writer import TraceWriter
 logger = logging.getLogger(__name__)
 
 
+def data_parallel_rank(model_runner: Any) -> int:
+    """Number of the attention group, or of the replica, that this process belongs to; 0 without data parallelism."""
+    ps = model_runner.ps
+    return ps.attn_dp_rank if ps.dp_rank is None else ps.dp_rank
+
+
 def make_recorder(model_runner: Any, budget: MemoryBudget) -> SelectionRecorder | None:
     """The recorder of this process; None without `trace`, and on all but the first tensor-parallel rank, since all of
     them select the same. Raises `HiSparseError` for a folder that cannot be made, or layers that are not there."""
@@ -22,8 +28,7 @@ def make_recorder(model_runner: Any, budget: MemoryBudget) -> SelectionRecorder 
     pool = model_runner.token_to_kv_pool
     if trace is None or model_runner.ps.attn_tp_rank != 0:
         return None
-    ps = model_runner.ps
-    rank = ps.attn_dp_rank if ps.dp_rank is None else ps.dp_rank
+    rank = data_parallel_rank(model_runner)
     layers = trace.layers_of(pool.start_layer, pool.layer_num)
     # A folder of its own for every start: parts of two runs are not one trace.
     folder = Path(trace.folder).absolute() / f"{time.strftime('%Y%m%d-%H%M%S')}-rank{rank}"
