@@ -15,7 +15,6 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from hisparse.budget import GIB
 from hisparse.local_server import LocalServer
-from hisparse.trace_format import read_trace
 
 from .pair import (
     DEVICE_BUFFER_SIZE,
@@ -27,6 +26,7 @@ from .pair import (
     prompt,
     start_pair,
     wait_until_idle,
+    when_written,
 )
 
 RANKS = 2
@@ -178,7 +178,7 @@ def test_every_group_reports_for_itself(data_parallel: tuple[Pair, Path]) -> Non
         assert re.search(rf"DP{rank} TP{rank}\] Decode batch, .*hisparse hit rate: .*regions: \d/4", pair.on.log_text())
     assert sorted(Path(state["trace_folder"]) for state in states) == sorted(traces.iterdir())
     for state in states:
-        trace = read_trace(Path(state["trace_folder"]))
+        trace = when_written(Path(state["trace_folder"]), state["selected_positions"])
         assert trace.about["rank"] == state["dp_rank"]
         selected = ((trace.selected >= 0) & (trace.selected < trace.seq_len[:, None])).sum()
         assert selected == state["selected_positions"]
