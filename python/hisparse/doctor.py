@@ -111,4 +111,7 @@ def _numa_nodes() -> str:
     nodes = sorted(path.name for path in Path("/sys/devices/system/node").glob("node[0-9]*"))
     if len(nodes) <= 1:
         return "1"
-    return f"{len(nodes)}; bind the server to the GPU's node (numactl), rows from the other cross its link"
+    return (
+        f"{len(nodes)}; a host pool belongs on its GPU's node (numactl; with several GPUs SGLang's --numa-node), "
+        "rows from another cross one more link"
+    )

@@ -283,6 +283,16 @@ def test_target_exists(target: str, found: bool) -> None:
     assert gate.target_exists(target) is found
 
 
+def test_the_launcher_is_told_past_the_controller_of_data_parallelism() -> None:
+    def process(title: str, parent: Any) -> Any:
+        return SimpleNamespace(title=title, parent=lambda: parent, cmdline=lambda: [title, "-m", "x"])
+
+    first = process("/usr/bin/python3", process("bash", None))
+    controller = process("sglang::data_parallel_controller", first)
+    assert gate.launcher(process("sglang::scheduler_TP0", first)) is first
+    assert gate.launcher(process("sglang::scheduler_DP1_TP1", controller)) is first
+
+
 def test_our_errors_are_printed_without_a_traceback(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

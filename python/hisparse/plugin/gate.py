@@ -13,10 +13,15 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
 
+import psutil
+
 from hisparse.config import HiSparseError
 from hisparse.hook_row import HookRow
 
 SUPPORTED_SGLANG = "0.5.17"
+
+WORKER_TITLE = "sglang::"
+"""How the names that SGLang gives its processes begin, the launcher's excepted."""
 
 
 def problems() -> list[str]:
@@ -73,7 +78,7 @@ def refuse(sentences: Sequence[str]) -> None:
 def stopping_the_server() -> Iterator[None]:
     """Turn a `HiSparseError` in a scheduler process into its sentence and the end of the server.
 
-    SGLang would log the traceback of anything that escapes there. Like SGLang after that, we tell the parent with
+    SGLang would log the traceback of anything that escapes there. Like SGLang after that, we tell the launcher with
     SIGQUIT, which ends all its children.
     """
     try:
@@ -82,8 +87,17 @@ def stopping_the_server() -> Iterator[None]:
         if multiprocessing.parent_process() is None:
             raise
         print(f"hisparse: error: {error}", file=sys.stderr, flush=True)
-        os.kill(os.getppid(), signal.SIGQUIT)
+        os.kill(launcher(psutil.Process()).pid, signal.SIGQUIT)
         raise SystemExit(1) from None
+
+
+def launcher(scheduler: psutil.Process) -> psutil.Process:
+    """The process that started the server: the parent, or with data parallelism the parent of the controller. If that
+    one ended first, the launcher would take it for a crash."""
+    process = scheduler.parent()
+    while (above := process.parent()) is not None and "".join(process.cmdline()[:1]).startswith(WORKER_TITLE):
+        process = above
+    return process
 
 
 def report_errors_in_one_sentence() -> None:
