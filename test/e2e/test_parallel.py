@@ -36,6 +36,7 @@ ROW_BYTES = 384
 REGION_EDGE = DEVICE_BUFFER_SIZE + PAGE_SIZE
 PAST_TAIL = PAGE_SIZE + 16
 """New tokens whose first ones have left the tail ring."""
+LOG_INTERVAL = 20
 HOST_MEMORY_GIB = 0.0125
 POOL_TOKENS = 17408
 """What HOST_MEMORY_GIB holds, less a page of padding."""
@@ -116,7 +117,7 @@ def data_parallel(plain_checkpoint: Path, tmp_path_factory: pytest.TempPathFacto
         plain_checkpoint,
         directory,
         *("--tp-size", str(RANKS), "--dp-size", str(RANKS), "--enable-dp-attention"),
-        *("--max-total-tokens", "16384", "--decode-log-interval", "20"),
+        *("--max-total-tokens", "16384", "--decode-log-interval", str(LOG_INTERVAL)),
         on_flags=("--enable-hisparse", "--hisparse-config", json.dumps(config), "--enable-metrics"),
         launcher=FORKED,
     ) as pair:
@@ -162,6 +163,9 @@ def test_uneven_groups(data_parallel: tuple[Pair, Path]) -> None:
 def test_every_group_reports_for_itself(data_parallel: tuple[Pair, Path]) -> None:
     """`/server_info`, metrics, log lines and traces."""
     pair, traces = data_parallel
+    with ThreadPoolExecutor(RANKS) as clients:
+        for rank in range(RANKS):
+            clients.submit(answers, pair.on, [prompt(30 + rank, 70)], rank, max_new_tokens=LOG_INTERVAL + 4)
     wait_until_idle(pair.on)
     states = pair.on.hisparse_states()
     assert [(state["dp_rank"], state["regions"], state["regions_used"]) for state in states] == [(0, 4, 0), (1, 4, 0)]
