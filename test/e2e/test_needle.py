@@ -13,6 +13,8 @@ import pytest
 
 from hisparse.local_server import LocalServer
 
+from .pair import FORKED
+
 ROOT = Path(__file__).parents[2]
 FAULTS_FOLDER = ROOT / "test" / "mutation" / "faults"
 CODES = {"Lyra": "48213", "Tovani": "20417", "Kest": "90938", "Berudo": "55172"}
@@ -57,7 +59,7 @@ def needle(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Needle]:
         "--sleep-on-idle",
     )
     model = ROOT / "models" / "needle"
-    with LocalServer(model, *flags, log=directory / "log", environment=environment) as server:
+    with LocalServer(model, *flags, log=directory / "log", environment=environment, launcher=FORKED) as server:
         yield Needle(server, fault)
 
 

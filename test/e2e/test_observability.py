@@ -19,7 +19,7 @@ from hisparse.local_server import LocalServer
 from hisparse.simulator.simulate import regions_of, simulate
 from hisparse.trace_format import Trace
 
-from .pair import DEVICE_BUFFER_SIZE, FLAGS, INDEX_TOPK, PAGE_SIZE, prompt, when_written
+from .pair import DEVICE_BUFFER_SIZE, FLAGS, FORKED, INDEX_TOPK, PAGE_SIZE, prompt, when_written
 
 LAYERS = 2
 REGIONS = 8
@@ -70,7 +70,7 @@ def observed(conditioned_checkpoint: Path, tmp_path_factory: pytest.TempPathFact
         *("--max-total-tokens", str(POOL_TOKENS), "--schedule-conservativeness", "0.1"),
     )
     with LocalServer(
-        conditioned_checkpoint, *flags, log=directory / "log", environment={"OMP_NUM_THREADS": "1"}
+        conditioned_checkpoint, *flags, log=directory / "log", environment={"OMP_NUM_THREADS": "1"}, launcher=FORKED
     ) as server:
         yield Observed(server, directory / "traces")
         assert server.alive and "Traceback" not in server.log_text(), server.log_tail()

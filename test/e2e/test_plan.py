@@ -12,6 +12,8 @@ from hisparse.local_server import LocalServer
 from hisparse.planner.model import load_model
 from hisparse.planner.plan import Load, Machine, Plan, make_plan
 
+from .pair import FORKED
+
 NEEDLE = Path(__file__).parents[2] / "models/needle"
 
 
@@ -25,7 +27,7 @@ def plan() -> Plan:
 def test_byte_counts_equal_what_the_server_prints(plan: Plan, tmp_path: Path) -> None:
     words = shlex.split(plan.command(str(NEEDLE)))
     flags = words[words.index("--model-path") + 2 :]
-    with LocalServer(NEEDLE, *flags, "--sleep-on-idle", log=tmp_path / "log") as server:
+    with LocalServer(NEEDLE, *flags, "--sleep-on-idle", log=tmp_path / "log", launcher=FORKED) as server:
         state = server.hisparse_state()
         log = server.log_text()
     assert state is not None

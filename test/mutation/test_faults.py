@@ -13,7 +13,7 @@ import pytest
 from hisparse.cpu.checkpoint import make_checkpoint
 from hisparse.local_server import LocalServer
 
-from ..e2e.pair import FLAGS, HISPARSE_FLAGS, INDEX_TOPK, prompt
+from ..e2e.pair import FLAGS, FORKED, HISPARSE_FLAGS, INDEX_TOPK, prompt
 
 FAULTS_FOLDER = Path(__file__).parent / "faults"
 sys.path.insert(0, str(FAULTS_FOLDER))
@@ -37,7 +37,9 @@ def breakable(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Breakable]:
         "OMP_NUM_THREADS": "1",
     }
     flags = (*FLAGS, *HISPARSE_FLAGS, "--max-total-tokens", "16384")
-    with LocalServer(directory / "model", *flags, log=directory / "log", environment=environment) as server:
+    with LocalServer(
+        directory / "model", *flags, log=directory / "log", environment=environment, launcher=FORKED
+    ) as server:
         yield Breakable(server, fault)
 
 
