@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -15,6 +16,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
+
+
+PORTS: Sequence[int] = range(20_000, 32_000)
+"""Below those that the system hands out by itself (Linux: from 32,768): SGLang also listens some hundred ports above its
+own, and waits in vain where another process has been given one of these."""
 
 
 class ServerDied(RuntimeError):
@@ -46,9 +52,7 @@ class LocalServer:
     ) -> None:
         self.log = log
         self.timeout_s = timeout_s
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
+        self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.command = [sys.executable, *launcher, "--model-path", str(model)]
         self.command += ["--host", "127.0.0.1", "--port", str(self.port), *flags]
@@ -156,6 +160,18 @@ class LocalServer:
                 return answer.status == 200
         except (urllib.error.URLError, OSError):
             return False
+
+
+def free_port() -> int:
+    """One of `PORTS` that nobody listens on; raises OSError if there is none."""
+    for port in random.SystemRandom().sample(PORTS, len(PORTS)):
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+        return port
+    raise OSError(f"no port from {min(PORTS)} to {max(PORTS)} is free")
 
 
 def _parsed(request: urllib.request.Request, timeout_s: float) -> Any:
