@@ -17,10 +17,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-
 PORTS: Sequence[int] = range(20_000, 32_000)
-"""Below those that the system hands out by itself (Linux: from 32,768): SGLang also listens some hundred ports above its
-own, and waits in vain where another process has been given one of these."""
+"""Below those that the system hands out by itself (Linux: from 32,768): SGLang also listens some hundred ports above
+its own, and waits in vain where another process has been given one of these."""
 
 
 class ServerDied(RuntimeError):

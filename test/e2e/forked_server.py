@@ -1,7 +1,8 @@
 """`hisparse serve` on the CPU whose processes are forked from the launcher once everything is imported.
 
 Each process that SGLang spawns imports for 13 s of a core; with two ranks and two servers that is most of a test's
-time. Nothing else differs. The servers that most tests share, and those that are started to see them start, are spawned.
+time. Nothing else differs. The servers that most tests share, and those that are started to see them start, are
+spawned.
 """
 
 import multiprocessing
