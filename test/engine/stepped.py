@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
+import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -52,6 +55,30 @@ class EngineDied(AssertionError):
     """The scheduler stopped; the message ends with its last log lines."""
 
 
+class Nursery:
+    """A process that has imported SGLang, which takes 13 s of a core, and forks schedulers (`worker.nurse`)."""
+
+    def __init__(self) -> None:
+        self._socket, theirs = socket.socketpair()
+        command = [sys.executable, str(Path(__file__).parent / "worker.py"), str(theirs.fileno())]
+        environment = {**os.environ, **cpu_environment(), **DEBUG}
+        # It ends when this process has closed its end of the socket.
+        self._process = subprocess.Popen(command, env=environment, pass_fds=[theirs.fileno()])
+        theirs.close()
+
+    def fork(self, arguments: list[str], files: tuple[int, int, int]) -> int:
+        """Start a scheduler with SGLang's arguments and with stdin, stdout and stderr; its process id."""
+        socket.send_fds(self._socket, [json.dumps(arguments).encode()], list(files))
+        answer = self._socket.recv(32)
+        assert answer, "the nursery ended"
+        return int(answer)
+
+
+@functools.cache
+def nursery() -> Nursery:
+    return Nursery()
+
+
 class SteppedEngine:
     """Leaving the context ends the process.
 
@@ -59,41 +86,44 @@ class SteppedEngine:
         outputs: request -> what it sent. state: the scheduler's, after the last iteration (`worker.Gate._state`).
     """
 
-    def __init__(self, model: Path, *flags: str, log: Path, environment: dict[str, str] | None = None) -> None:
+    def __init__(self, model: Path, *flags: str, log: Path) -> None:
         given = ["--model-path", str(model), "--skip-tokenizer-init", *flags]
-        self.command = [sys.executable, str(Path(__file__).parent / "worker.py"), *given, *cpu_server_args(given)]
-        self.environment = {**os.environ, **cpu_environment(), **DEBUG, **(environment or {})}
+        self.arguments = [*given, *cpu_server_args(given)]
         self.log = log
         self.outputs: dict[str, Output] = {}
         self.messages: list[str] = []
         self.state: dict[str, Any] = {}
 
     def __enter__(self) -> SteppedEngine:
+        commands, self._commands = os.pipe()
+        self._answers, answers = os.pipe()
         with self.log.open("wb") as log:
-            self.process = subprocess.Popen(
-                self.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, env=self.environment
-            )
+            self.pid = nursery().fork(self.arguments, (commands, answers, log.fileno()))
+        os.close(commands)
+        os.close(answers)
+        self._stdin, self._stdout = os.fdopen(self._commands, "wb"), os.fdopen(self._answers, "rb")
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self.process.kill()
-        self.process.wait()
+        with suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+        self._stdout.close()
+        with suppress(BrokenPipeError):
+            self._stdin.close()
 
     def send(self, requests: list[dict[str, Any]], steps: int, until_idle: bool) -> None:
         """Hand over requests and let the event loop run; `receive` has the answer."""
-        assert self.process.stdin is not None
         command = {"requests": requests, "steps": steps, "until_idle": until_idle}
         try:
-            self.process.stdin.write(json.dumps(command).encode() + b"\n")
-            self.process.stdin.flush()
+            self._stdin.write(json.dumps(command).encode() + b"\n")
+            self._stdin.flush()
         except BrokenPipeError:
             raise self._died() from None
 
     def receive(self) -> None:
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
+        line = self._stdout.readline()
         if not line:
             raise self._died()
         answer = json.loads(line)
@@ -109,7 +139,7 @@ class SteppedEngine:
         return self.log.read_text(errors="replace")
 
     def _died(self) -> EngineDied:
-        return EngineDied(f"the scheduler ended with status {self.process.wait()}:\n{self.log_text()[-6000:]}")
+        return EngineDied(f"the scheduler ended:\n{self.log_text()[-6000:]}")
 
 
 class SteppedPair:

@@ -1,8 +1,9 @@
 """SGLang's real scheduler, one event-loop iteration at a time.
 
-A process of its own: the unmodified scheduler with model, pools and radix tree, without HTTP server, tokenizer and
-detokenizer. In their place a gate: each time the event loop looks for new requests, the gate lets it go on or waits for
-the next command, so what happens in which iteration is the test's choice and never a matter of timing.
+A process of its own, forked from one that has imported everything: the unmodified scheduler with model, pools and radix
+tree, without HTTP server, tokenizer and detokenizer. In their place a gate: each time the event loop looks for new
+requests, the gate lets it go on or waits for the next command, so what happens in which iteration is the test's choice
+and never a matter of timing.
 
 A command is one line of JSON on stdin, its answer one line on stdout (see `stepped.py`, the other end); everything that
 SGLang prints goes to stderr.
@@ -12,6 +13,8 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import socket
 import sys
 from array import array
 from typing import Any
@@ -152,6 +155,31 @@ class Gate:
         )
 
 
+def nurse(requests: socket.socket) -> None:
+    """Fork a scheduler for each message (arguments as JSON, with stdin, stdout and stderr); answer its process id."""
+    import sglang.srt.managers.scheduler
+    import sglang.srt.models.registry  # noqa: F401
+
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for them
+    while True:
+        message, files, _, _ = socket.recv_fds(requests, 1 << 16, 3)
+        if not message:
+            os._exit(0)
+        pid = os.fork()
+        if pid == 0:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            requests.close()
+            for number, file in enumerate(files):
+                os.dup2(file, number)
+                os.close(file)
+            sys.argv[1:] = json.loads(message)
+            main()
+            os._exit(0)
+        for file in files:
+            os.close(file)
+        requests.send(str(pid).encode())
+
+
 def main() -> None:
     commands, answers = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
@@ -206,4 +234,4 @@ def _count_retractions(gate: Gate) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    nurse(socket.socket(fileno=int(sys.argv[1])))
