@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import os
 import sys
 from collections.abc import Sequence
@@ -31,6 +32,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     commands.add_parser("plan", add_help=False, help="how many requests fit, where every byte goes, which flags to use")
     commands.add_parser("simulate", add_help=False, help="replay recorded selections with other buffers and policies")
     commands.add_parser("bench", add_help=False, help="measure this machine: link, near and far slots, swap-in")
+    try:
+        return _run(parser, argv)
+    except ModuleNotFoundError as error:  # installed without what it needs
+        print(
+            f"hisparse: error: Python package {error.name} is not installed here; `make install` installs all that a "
+            f"machine without a GPU needs, `pip install sglang==0.5.17` what one with a GPU needs.",
+            file=sys.stderr,
+        )
+        return 2
+
+
+def _run(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
     # These have options of their own; `serve` hands every word on, also those that look like options of ours.
     arguments = list(sys.argv[1:] if argv is None else argv)
     if arguments[:1] == ["serve"]:
@@ -74,6 +87,8 @@ def serve(arguments: list[str]) -> int:
             file=sys.stderr,
         )
         return 2
+    if importlib.util.find_spec("sglang") is None:
+        raise ModuleNotFoundError("No module named 'sglang'", name="sglang")
     if cuda_devices() == 0:
         try:
             added = cpu_server_args(arguments)

@@ -13,7 +13,7 @@ import psutil
 
 from hisparse.local_server import LocalServer
 
-from .pair import DEBUG, FLAGS, FORKED, HISPARSE_FLAGS, Pair, disconnect_after, prompt, wait_until_idle
+from .pair import DEBUG, FLAGS, HISPARSE_FLAGS, Pair, disconnect_after, prompt, wait_until_idle
 
 CLIENTS = 200
 
@@ -47,7 +47,7 @@ def test_sigterm_under_load(plain_checkpoint: Path, tmp_path: Path) -> None:
     """Running requests end with the tokens they would have had; then every process is gone."""
     prompts = [prompt(i, 50 + 200 * i) for i in range(4)]
     flags = (*FLAGS, *HISPARSE_FLAGS, "--max-total-tokens", "8192")
-    with LocalServer(plain_checkpoint, *flags, log=tmp_path / "log", environment=DEBUG, launcher=FORKED) as server:
+    with LocalServer(plain_checkpoint, *flags, log=tmp_path / "log", environment=DEBUG) as server:
         expected = [answer["output_ids"] for answer in server.generate(prompts, max_new_tokens=60, ignore_eos=True)]
         server.post("/flush_cache?timeout=30")
         before = selected_positions(server)

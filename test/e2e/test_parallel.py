@@ -164,8 +164,11 @@ def test_every_group_reports_for_itself(data_parallel: tuple[Pair, Path]) -> Non
     """`/server_info`, metrics, log lines and traces."""
     pair, traces = data_parallel
     with ThreadPoolExecutor(RANKS) as clients:
-        for rank in range(RANKS):
+        sent = [
             clients.submit(answers, pair.on, [prompt(30 + rank, 70)], rank, max_new_tokens=LOG_INTERVAL + 4)
+            for rank in range(RANKS)
+        ]
+    assert all(answer.result() for answer in sent)
     wait_until_idle(pair.on)
     states = pair.on.hisparse_states()
     assert [(state["dp_rank"], state["regions"], state["regions_used"]) for state in states] == [(0, 4, 0), (1, 4, 0)]

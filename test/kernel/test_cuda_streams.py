@@ -86,8 +86,11 @@ def test_rows_are_there_once_they_are_joined(graph: bool) -> None:
 
     def step() -> None:
         for layer in range(LAYERS):
+            with coordinator._swap_in_beside.fork():  # swap-in comes late, so that a missing join shows
+                torch.cuda._sleep(SLOW_CYCLES // 10)
             coordinator.start_swap_in(regions, seq_lens, selected[layer], layer)
-            torch.cuda._sleep(SLOW_CYCLES // 100)
+            with coordinator._backup_beside.fork():
+                torch.cuda._sleep(SLOW_CYCLES // 10)
             coordinator.store_decode(
                 layer,
                 k_nope=k_nope[layer],

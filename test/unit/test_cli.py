@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -46,6 +47,16 @@ def test_serve_refuses_what_a_cpu_cannot_do(flags: tuple[str, str], sentence: st
     result = hisparse("serve", "--model-path", "somewhere", *flags)
     assert result.returncode == 2
     assert result.stderr.startswith("hisparse: error: " + sentence) and result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(("package", "command"), [("psutil", "doctor"), ("psutil", "bench"), ("sglang", "serve")])
+def test_a_missing_package_is_one_sentence(package: str, command: str, tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(f"import sys\nsys.modules[{package!r}] = None\n")
+    path = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
+    result = hisparse(command, PYTHONPATH=path)
+    assert result.returncode == 2
+    assert result.stderr.startswith(f"hisparse: error: Python package {package} is not installed here; ")
+    assert result.stderr.count("\n") == 1
 
 
 def test_unknown_command_names_the_known_ones() -> None:

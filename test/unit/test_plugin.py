@@ -28,6 +28,9 @@ DEFAULTS: dict[str, Any] = {
     "enable_lmcache": False,
     "enable_flexkv": False,
     "max_running_requests": None,
+    "context_length": None,
+    "decode_log_interval": 40,
+    "mem_fraction_static": None,
     "chunked_prefill_size": None,
     "max_total_tokens": None,
     "dcp_size": 1,
@@ -123,7 +126,23 @@ def test_request_limit_of_attention_groups() -> None:
 def test_chunk_size() -> None:
     for size in (-1, 64, 8192):
         server_args.refuse_unsupported(arguments(chunked_prefill_size=size))
-    assert "--chunked-prefill-size 63 " in refused(chunked_prefill_size=63)
+    for size in (63, 0, -5):
+        message = refused(chunked_prefill_size=size)
+        assert message.startswith(f"--chunked-prefill-size {size} ") and "a multiple of 64, or -1 " in message
+
+
+@pytest.mark.parametrize(
+    ("name", "bad", "legal"),
+    [
+        ("context_length", 0, "at least 1"),
+        ("decode_log_interval", 0, "at least 1"),
+        ("mem_fraction_static", 2.0, "between 0 and 1"),
+        ("mem_fraction_static", 0.0, "between 0 and 1"),
+    ],
+)
+def test_numbers_out_of_range(name: str, bad: float, legal: str) -> None:
+    message = refused(**{name: bad})
+    assert message.startswith(f"--{name.replace('_', '-')} {bad} does not fit --enable-hisparse") and legal in message
 
 
 def test_chunk_size_of_attention_groups() -> None:

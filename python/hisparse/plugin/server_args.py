@@ -83,11 +83,24 @@ def refuse_unsupported(server_args: Any) -> None:
             f"--max-running-requests {requests} does not fit --enable-hisparse with --dp-size {groups}: it must be at "
             f"least {groups}, since SGLang divides it by the attention groups."
         )
+    for option, value in (
+        ("--context-length", server_args.context_length),
+        ("--decode-log-interval", server_args.decode_log_interval),
+    ):
+        if value is not None and value < 1:
+            raise HiSparseError(f"{option} {value} does not fit --enable-hisparse: it must be at least 1.")
+    fraction = server_args.mem_fraction_static
+    if fraction is not None and not 0 < fraction < 1:
+        raise HiSparseError(
+            f"--mem-fraction-static {fraction} does not fit --enable-hisparse: it must be between 0 and 1."
+        )
     chunk = server_args.chunked_prefill_size
-    if chunk is not None and chunk > 0 and chunk % (PAGE_SIZE * groups):
+    if chunk is not None and chunk != -1 and (chunk < 1 or chunk % (PAGE_SIZE * groups)):
         raise HiSparseError(
             f"--chunked-prefill-size {chunk} does not fit --enable-hisparse: it must be a multiple of "
-            f"{PAGE_SIZE * groups}" + (f", {PAGE_SIZE} for each of {groups} attention groups." if groups > 1 else ".")
+            f"{PAGE_SIZE * groups}"
+            + (f", {PAGE_SIZE} for each of {groups} attention groups" if groups > 1 else "")
+            + ", or -1 for whole prompts."
         )
     page_size = server_args.page_size
     if page_size not in (None, PAGE_SIZE):
