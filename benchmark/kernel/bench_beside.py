@@ -21,6 +21,7 @@ import json
 import statistics
 import tempfile
 from collections import Counter, defaultdict
+from copy import copy
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,8 @@ class Chain:
         self.layer.forget()
         self.steps = Steps(Cell(ROW, "near", BUFFER, batch, misses), self.layer)
         self.selected = torch.empty(batch, TOP_K, dtype=torch.int32, device=DEVICE)
+        self.current = copy(self.steps)  # the only step that swap-in sees: what was just selected
+        self.current.selected = self.selected.unsqueeze(0)
         self.none = torch.full_like(self.selected, -1)
         self.slots = self.layer.req_to_token[1 : batch + 1, CONTEXT - 1].contiguous()
         self.q_lora, self.q_b_proj = _random(batch, 1536), [_random(1536, HEADS * 192) for _ in range(LAYERS)]
@@ -75,7 +78,7 @@ class Chain:
         torch.maximum(self.steps.selected[step], self.none, out=self.selected)  # the selection
         if self.order in ("early", "late"):
             with self.swap_in_beside.fork():
-                self._swap_in()
+                self.layer.swap_in(self.current, 0)
         self.query_beside.join()
         torch.bmm(self.q_nope, self.w_kc[layer], out=self.absorbed)
         self.q_rope.mul_(1.0001)
@@ -86,20 +89,11 @@ class Chain:
             self._store()
             self.swap_in_beside.join()
         if self.order == "serial":
-            self._swap_in()
+            self.layer.swap_in(self.current, 0)
         torch.cat((self.absorbed.transpose(0, 1), self.q_rope), -1, out=self.q_all)
         self.swap_in_beside.join()
         self.store_beside.join()
         torch.mm(self.left, self.right, out=self.product)  # attention
-
-    def _swap_in(self) -> None:
-        layer, steps = self.layer, self.steps
-        cuda_ops.swap_in(
-            selected=self.selected, seq_lens=steps.seq_lens, req_pool_indices=steps.req_pool_indices,
-            num_real_reqs=steps.num_real_reqs, req_to_token=layer.req_to_token, host_rows=layer.host,
-            hot_rows=layer.hot, owners=layer.owners, lru_order=layer.lru_order, tail_start=layer.tail_start,
-            page_size=PAGE, out=steps.out, counters=layer.counters,
-        )  # fmt: skip
 
     def _store(self) -> None:
         cuda_ops.store_decode(

@@ -86,6 +86,17 @@ def test_attention_groups_that_do_not_divide_the_ranks(given, legal):
     assert message.startswith("--dp-size ") and "--tp-size" in message and message.endswith(f"; legal: {legal}")
 
 
+def test_a_thread_binding_names_the_cores_of_each_rank(monkeypatch):
+    monkeypatch.setenv("SGLANG_CPU_OMP_THREADS_BIND", "0|1")
+    cpu_server_args(["--tp-size", "2"])
+    cpu_server_args([])
+    for bad in ("0", "0|1|2"):
+        monkeypatch.setenv("SGLANG_CPU_OMP_THREADS_BIND", bad)
+        with pytest.raises(ValueError) as error:
+            cpu_server_args(["--tp-size", "2"])
+        assert str(error.value).startswith(f"SGLANG_CPU_OMP_THREADS_BIND={bad} does not work with --tp-size 2; legal: ")
+
+
 def test_legal_values_pass():
     given = [
         "--device",

@@ -87,7 +87,7 @@ DP_SIZE = ("--dp-size", "--data-parallel-size", "--dp")
 LEGAL = (
     Setting("--dtype", "auto bfloat16", "rows and weights are bfloat16"),
     Setting("--page-size", "64", "the indexer's key buffer has pages of 64 tokens"),
-    *(Setting(name, PARALLEL_SIZES, "the sizes that are tested") for name in (*TP_SIZE, *DP_SIZE)),
+    *(Setting(name, PARALLEL_SIZES, "the sizes that were tried") for name in (*TP_SIZE, *DP_SIZE)),
 )
 """Flags that are not added but must have one of these values (separated by spaces) if given."""
 
@@ -139,6 +139,7 @@ def _added(given: list[str]) -> list[Flag]:
     for name, legal, why in LEGAL:
         _check(values, name, tuple(legal.split()), why)
     _check_groups(values)
+    _check_binding(values)
     added = []
     for flag in FLAGS:
         names = (flag.name, *flag.aliases)
@@ -152,6 +153,17 @@ def _added(given: list[str]) -> list[Flag]:
 def _check(values: dict[str, str], name: str, legal: tuple[str, ...], why: str) -> None:
     if legal and name in values and values[name] not in legal:
         raise ValueError(f"{name} {values[name]} does not work without a GPU ({why}); legal: {', '.join(legal)}")
+
+
+def _check_binding(values: dict[str, str]) -> None:
+    """SGLang stops at an assertion if a rank has no cores in its variable."""
+    ranks = int(next((values[name] for name in TP_SIZE if name in values), "1"))
+    given = os.environ.get("SGLANG_CPU_OMP_THREADS_BIND", "all")
+    if ranks > 1 and given != "all" and given.count("|") + 1 != ranks:
+        raise ValueError(
+            f"SGLANG_CPU_OMP_THREADS_BIND={given} does not work with --tp-size {ranks}; legal: the cores of each rank, "
+            f"separated by |, for example 0|1 for two, or leave it unset"
+        )
 
 
 def _check_groups(values: dict[str, str]) -> None:

@@ -23,12 +23,7 @@ def init_threads_binding(original: Callable[..., str], *, tp_rank: int, tp_size:
     Returns:
         the rank's cores as SGLang writes them, for example ``"0,1"``.
     """
-    given = os.environ.get("SGLANG_CPU_OMP_THREADS_BIND")
-    if given is not None and given != "all" and given.count("|") + 1 < tp_size:
-        raise ValueError(
-            f"SGLANG_CPU_OMP_THREADS_BIND={given} must name the cores of each of {tp_size} ranks, separated by |."
-        )
-    if tp_size == 1 or given is not None:
+    if tp_size == 1 or os.environ.get("SGLANG_CPU_OMP_THREADS_BIND", "all") != "all":
         return original(tp_rank=tp_rank, tp_size=tp_size)
     share = share_of_cores(sorted(os.sched_getaffinity(0)), tp_rank, tp_size)
     # SGLang binds threads with an operator that is absent here. The kernel's scheduler places them well enough if they
